@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from timm.models import get_model_input_config
 from timm.models._hub import generate_readme, save_config_for_hf
 from torch import nn
@@ -22,7 +23,7 @@ from torch import nn
 from vilonghorn.data.atomic_files import atomic_folder
 from vilonghorn.data.image_folder import printable
 from vilonghorn.engine import load_run
-from vilonghorn.engine.evaluate import preprocessing
+from vilonghorn.engine.evaluate import check_names, preprocessing
 from vilonghorn.layers import Mixer
 from vilonghorn.models.weights_file import pack
 
@@ -44,6 +45,7 @@ def make_card(
     metrics: Mapping[str, Any] | None = None,
     license: str = "other",
     class_names: Sequence[str] | None = None,
+    image_size: Sequence[int] | None = None,
 ) -> str:
     """Returns a model card in Markdown.
 
@@ -53,12 +55,18 @@ def make_card(
         metrics: measured with these weights, such as {"top-1 (%)": 76.1}.
         license: its identifier on the Hub.
         class_names: by class. The first 20 are listed.
+        image_size: height and width of the images that it was measured on, in pixels. Default: those of the model.
+
+    Raises:
+        ValueError: `class_names` is not a text for each class.
     """
+    _check_names(model, class_names)
+    size = get_model_input_config(model)["input_size"][-2:] if image_size is None else image_size
     name = _text(name if "/" in name else f"OWNER/{name}")
     details = {
         "Architecture": model.pretrained_cfg["architecture"],
         "Parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
-        "Image size": " x ".join(map(str, get_model_input_config(model)["input_size"][-2:])),
+        "Image size": " x ".join(map(str, size)),
         "Classes": model.num_classes,
     }
     if class_names is not None:
@@ -67,11 +75,14 @@ def make_card(
     if mixers := [module for module in model.modules() if isinstance(module, Mixer)]:
         details["Mixer"] = mixers[-1].extra_repr()
     details["Metrics"] = {key: _text(str(value)) for key, value in metrics.items()} if metrics else "none given"
-    if not re.fullmatch(r"[\w.+-]+", license):  # YAML takes JSON's strings
-        license = json.dumps(license)
+    license = yaml.safe_dump(license, default_style='"', width=math.inf).strip()  # unquoted, null and 1.0 are no texts
     description = "An image backbone, made with Vision Longhorn and timm."
     card = dict(license=license, description=description, details=details, usage=USAGE.format(name=name))
     return generate_readme(card, name)
+
+
+def _check_names(model: nn.Module, names: Any) -> None:
+    check_names("the model", model.num_classes, list(names) if isinstance(names, tuple) else names)
 
 
 def _text(text: str) -> str:
@@ -87,8 +98,9 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
 
     Raises:
         FileExistsError: `folder` exists, and is not empty.
-        ValueError: weights that are not finite.
+        ValueError: weights that are not finite, or names that are not a text for each class.
     """
+    _check_names(model, config.get("model_config", {}).get("label_names"))
     if wrong := [name for name, value in model.state_dict().items() if not torch.isfinite(value).all()]:
         raise ValueError(f"{', '.join(wrong[:3])} contain NaN or infinity: such weights are not published")
     with atomic_folder(folder) as partial:
@@ -120,7 +132,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     metrics["weights"] = f"{record['weights']} of epoch {record['epoch']}"
     model.pretrained_cfg["license"] = options.license
     names, transform = record.get("class_names"), preprocessing(options.run)
-    card = make_card(model, options.repo or Path(folder).name, metrics, options.license, names)
+    size = transform["input_size"][-2:]
+    if hasattr(model, "set_input_size") and not get_model_input_config(model)["fixed_input_size"]:
+        model.set_input_size(img_size=size)  # of the arguments in config.json
+    card = make_card(model, options.repo or Path(folder).name, metrics, options.license, names, size)
     save_pretrained(model, folder, card, data_config=transform, model_config={"label_names": names})
     print(f'{folder}: timm.create_model("local-dir:{folder}", pretrained=True)')
     print(f"upload it: hf upload {options.repo or 'OWNER/NAME'} {folder} .")

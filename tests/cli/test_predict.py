@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,6 +47,22 @@ def test_files_and_folders_get_what_the_model_says_of_each(run, tmp_path, capsys
     (first, p), (second, q) = expected(model, inputs["z.png"], 2)
     named = f"{first} {100 * p.expected:.1f}%, {second} {100 * q.expected:.1f}%"
     assert capsys.readouterr().out == f"{tmp_path / 'z.png'}: {named}\n"
+
+
+def test_a_crop_that_is_given_is_used_and_one_that_cuts_is_said_with_the_options(run, tmp_path, capsys):
+    make_image(tmp_path / "a.png", 0)
+    command = ["predict", run[0], str(tmp_path / "a.png"), "--json"]
+    assert main([*command, "--crop-pct", "0.5"]) == 0
+    out, err = capsys.readouterr()
+    assert "shows 25% of an image (median); --crop-mode squash or border with --crop-pct 1 shows all of it" in err
+    loaded = vilonghorn.load(run[0])
+    transform = replace(loaded, preprocessing=loaded.preprocessing | {"crop_pct": 0.5}).transform
+    (first, _), *_ = expected(loaded.model, transform(vilonghorn.read_image(tmp_path / "a.png"))[None], 1)
+    assert json.loads(out)["predictions"][0]["name"] == first
+    with pytest.raises(SystemExit):
+        main([*command, "--crop-pct", "1.5"])
+    error = "error: --crop-pct is 1.5, expected a number above 0, at most 1; see vilonghorn predict --help\n"
+    assert capsys.readouterr().err == error
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_go_on(run, tmp_path, capsys):

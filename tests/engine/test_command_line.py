@@ -10,16 +10,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 import yaml
 from rank_run import some_digits
 from toy_run import OPTIONS
 
+import vilonghorn
 from vilonghorn.cli.train import train
+from vilonghorn.data import ImageFolder, write_beton
 from vilonghorn.engine import config_file, dry_run
 from vilonghorn.engine.command_line import load_config, run
 from vilonghorn.engine.config import FIELDS
 from vilonghorn.engine.config_file import config_names, configs_folder
 from vilonghorn.engine.logger import RunLogger
+from vilonghorn.export.load import load_for_export
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
 RESUME = "vilonghorn train --resume"
@@ -51,6 +56,32 @@ def test_a_run_is_trained_and_measured_again_with_the_same_result(data, tmp_path
     assert yaml.safe_load((tmp_path / "moved/config.yaml").read_text())["run"]["dir"] == f"{tmp_path}/moved"
 
 
+@pytest.mark.parametrize("source", ["folder", pytest.param("beton", marks=pytest.mark.needs_ffcv)])
+def test_a_run_on_rectangular_images_is_resumed_measured_and_used(data, tmp_path, capsys, source):
+    paths = [next(o for o in data if o.startswith(f"--data.{split}=")).partition("=")[2] for split in ("train", "val")]
+    if source == "beton":
+        paths = [str(write_beton(path, tmp_path / f"{i}.beton", progress=False).path) for i, path in enumerate(paths)]
+    model = ["--model.name=vilonghorn_nano", "--model.kwargs={patch_size: 4, depth: 2, embed_dim: 32}"]
+    given = [f"--data.train={paths[0]}", f"--data.val={paths[1]}", "--data.image_size=[12, 20]", "--data.crop_pct=1.0"]
+    run, options = f"{tmp_path}/run", ["--schedule.epochs=2", "--data.crop_mode=squash", "--run.amp=off"]
+    train([*data, *model, *given, *options, f"--run.dir={run}"])
+    assert yaml.safe_load(Path(run, "config.yaml").read_text())["data"]["image_size"] == [12, 20]
+    before = Path(run, "last.safetensors").read_bytes()
+    train([f"--resume={run}"])
+    assert Path(run, "last.safetensors").read_bytes() == before
+    train([f"--evaluate={run}", "--checkpoint=last"])
+    scores = capsys.readouterr().out.splitlines()[-1]
+    loaded, val = vilonghorn.load(run, "last", device="cpu"), ImageFolder(Path(data[-2].partition("=")[2]))
+    images = torch.stack([loaded.transform(val[i][0]) for i in range(len(val))])
+    with torch.inference_mode():
+        loss = F.cross_entropy(loaded.model(images), torch.as_tensor(val.labels)).item()
+    assert images.shape[2:] == (12, 20) and float(re.search(r"loss ([\d.]+)", scores)[1]) == pytest.approx(
+        loss, abs=1e-2
+    )
+    exported = load_for_export(run, "last")
+    assert exported.patch_embed.img_size == (12, 20) and exported.pretrained_cfg["input_size"] == (3, 12, 20)
+
+
 @pytest.mark.filterwarnings("ignore:FFCV is not installed")
 def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(RunLogger, "log_epoch", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
@@ -76,7 +107,7 @@ def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, m
         (["--resume=a", "--evaluate=b"], ValueError, "--evaluate: not allowed with argument --resume"),
         (["--evaluate=a", "--overwrite"], ValueError, "--overwrite: not allowed with argument --evaluate"),
         (["--resume=a"], ValueError, "the run is a, but --run.dir is .*: leave out --run.dir"),
-        ([f"--run.dir={__file__}"], NotADirectoryError, "test_command_line.py is a file.*--run.dir"),
+        ([f"--run.dir={__file__}"], FileExistsError, "--run.dir is .*test_command_line.py, .*a file"),
         (["--model.kwargs.in_chans=1"], ValueError, "does not turn images"),
         (["--resum=nowhere"], ValueError, "--resume"),
         (["--data.batch_size=64"], ValueError, "batch_size"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from rank_run import some_digits
 from toy_run import toy_config
 
 from vilonghorn.cli.train import train
@@ -50,13 +51,34 @@ def test_the_processes_are_those_that_there_are(tmp_path, monkeypatch, world_siz
         dry.dry_run(toy_config(tmp_path, "--model.num_classes=4"), train_images=3)
 
 
-def test_the_command_prints_the_resolved_recipe_and_writes_nothing(tmp_path, capsys):
+def test_the_command_prints_the_cost_alone_and_writes_nothing(tmp_path, capsys):
     from toy_run import OPTIONS
 
     options = [*OPTIONS, f"--run.dir={tmp_path}/run", "--dry-run"]
     train([*options, "--train-images=1281167", "--model.num_classes=1000"])
     out = capsys.readouterr().out
-    assert "name: vit_tiny_patch16_224" in out and "images     1,281,167 an epoch" in out
+    assert out.splitlines()[-5].startswith("images     1,281,167 an epoch") and "name:" not in out
     with pytest.raises(FileNotFoundError, match="without the data needs --train-images and --model.num_classes"):
         train([*options, "--data.train=nowhere", "--train-images=1281167"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("speed", "said"), [(4e4, "75 seconds"), (1e4, "5 minutes"), (400, "2.1 hours"), (2, "416.7 hours")]
+)
+def test_the_time_has_a_unit_that_fits(tmp_path, monkeypatch, speed, said):
+    monkeypatch.setattr(dry, "measure_speed", lambda state: (speed, "not measured"))
+    text = dry.dry_run(toy_config(tmp_path, "--model.num_classes=4", "--schedule.epochs=30"), 1, 100_000)
+    assert f"time       {said} at" in text
+
+
+def test_data_that_training_refuses_or_warns_of_is_named(tmp_path):
+    digits = {option.split("=")[0]: option for option in some_digits(tmp_path, 3, 2)[-2:]}
+    train_set = digits["--data.train"].partition("=")[2]
+    with pytest.warns(UserWarning, match="is data.train, too: the results are not of held-out images"):
+        dry.dry_run(toy_config(tmp_path / "run", digits["--data.train"], f"--data.val={train_set}"))
+    val = Path(digits["--data.val"].partition("=")[2])
+    (val / "eleven").mkdir()
+    (next(val.glob("*/*.png"))).rename(val / "eleven/0.png")
+    with pytest.raises(ValueError, match="eleven"):
+        dry.dry_run(toy_config(tmp_path / "run", *digits.values()))

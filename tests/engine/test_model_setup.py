@@ -128,6 +128,9 @@ def test_auto_takes_the_weights_of_the_package_and_else_random_ones_and_says_so(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = model_from_config(nano, 4)
+    wrong = toy_config(tmp_path, "--model.name=vilonghornv2_nano", *options, "--model.kwargs={rule: mamba}")
+    with pytest.raises(ValueError, match="num_heads is 4, expected None: rule 'mamba' has no heads.$"):
+        model_from_config(wrong, 4)  # without a hint on model.weights, which are not the cause
     found = timm.create_model("vilonghornv2_nano", pretrained=True, num_classes=4)
     assert torch.equal(model.stem.conv1.weight, found.stem.conv1.weight)
     assert "tensors are from" in (said := capsys.readouterr().out) and said.count("\n") == 1

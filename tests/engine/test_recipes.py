@@ -47,7 +47,7 @@ def test_the_recipe_is_the_published_one_and_the_same_for_all(model):
         assert config.schedule.epochs == epochs and config.ema.warmup
         with torch.device("meta"):
             built = timm.create_model(config.model.name, **model_kwargs(config, 7))
-            assert all(built(torch.empty(2, 3, size, size)).shape == (2, 7) for size in config.image_sizes())
+            assert all(built(torch.empty(2, 3, *size)).shape == (2, 7) for size in config.image_sizes())
 
 
 def test_fine_tuning_keeps_its_rate():

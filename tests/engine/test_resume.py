@@ -6,15 +6,19 @@ import random
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from toy_run import Signalling, ToyLoader, dies, kill_at, kill_between_write_and_replace, toy_trainer
+from toy_run import Signalling, ToyLoader, dies, kill_at, kill_between_write_and_replace, toy_config, toy_trainer
 
-from vilonghorn.engine import Interrupted
+import vilonghorn.engine.commands
+import vilonghorn.engine.trainer
+from vilonghorn.engine import Interrupted, Trainer, build_parser
 from vilonghorn.engine.checkpoint import load_state, read_log, save_state
+from vilonghorn.engine.commands import make_trainer
 
 TIMES = ("seconds", "images_per_second", "data_wait")
 
@@ -220,3 +224,99 @@ def test_other_data_and_updates_of_other_batches_are_refused(tmp_path):
     val.fingerprint = "checks"
     with pytest.raises(ValueError, match="fingerprint of data.val .*val.beton. is checks, .* started with stri"):
         toy_trainer(tmp_path, two, resume=True, train=ToyLoader(40), val=val)
+
+
+@pytest.mark.parametrize("fail", ["data", "kill", "signal"])
+def test_a_run_that_saved_no_update_does_not_block_the_next(tmp_path, fail):
+    class Damaged(ToyLoader):
+        def epoch(self, epoch, start=0):
+            yield from itertools.islice(super().epoch(epoch, start), 3)
+            raise ValueError("a.jpg: not a readable image")
+
+    if fail == "data":
+        with pytest.raises(ValueError, match="a.jpg"):
+            toy_trainer(tmp_path, train=Damaged()).fit()
+        assert read_log(tmp_path / "log.jsonl")
+    elif fail == "kill":
+        dies(kill_between_write_and_replace, tmp_path, "last.pt", 1, ())
+        assert not (tmp_path / "last.pt").exists()
+    else:
+        toy_trainer(tmp_path)
+    options = ("--optimizer.lr=1e-3", "--schedule.epochs=1", "--schedule.warmup_epochs=0")
+    for resume in (False, "auto"):  # another configuration, as nothing was learned with the first
+        trainer = toy_trainer(tmp_path, *options, resume=resume)
+        assert log_without_times(tmp_path) == []
+        (tmp_path / "best.safetensors").write_text("mine")
+        with pytest.raises(FileExistsError, match="there is a best.safetensors"):
+            toy_trainer(tmp_path)
+        (tmp_path / "best.safetensors").unlink()
+    trainer.fit()
+    with pytest.raises(FileExistsError, match="there is a run in"):
+        toy_trainer(tmp_path)
+
+
+def test_a_resumed_run_removes_only_its_own_partial_files(tmp_path):
+    toy_trainer(tmp_path)
+    (tmp_path / "config.yaml.77.partial").mkdir()
+    kept, gone = ("photos.onnx.12.partial", "last.pt.x.partial"), ("last.pt.7.partial", "teacher-ab.npy.8.partial")
+    for name in (*kept, *gone):
+        (tmp_path / name).write_text("half")
+    toy_trainer(tmp_path, resume=True)
+    assert {path.name for path in tmp_path.glob("*.partial")} == {*kept, "config.yaml.77.partial"}
+
+
+def test_a_directory_that_cannot_hold_a_run_is_refused_before_the_data_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(vilonghorn.engine.trainer, "build_loader", None)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "file").touch()
+    before = {path.name for path in tmp_path.iterdir()}
+    reasons = {"loop/a": "symbolic links|Symlink", "dangling": "a broken link", "file": "a file"}
+    reasons |= {
+        "file/run": "Not a directory",
+        f"a/b/{'c' * 300}": "name too long",
+        "/proc/x/y": "No such file|Operation",
+    }
+    for directory, reason in reasons.items():
+        with pytest.raises(
+            OSError, match=rf"^--run.dir is .*, which cannot hold a run \(.*({reason}).*\): choose"
+        ) as raised:
+            toy_trainer(tmp_path / directory, train=None, val=None)
+        assert "Errno" not in str(raised.value)
+    assert {path.name for path in tmp_path.iterdir()} == before
+    with pytest.raises(ValueError, match=r"run.dir is 'a\\x00b', expected a name or a path"):
+        toy_trainer("a\0b")
+
+
+def test_a_run_without_progress_ends_early_and_again_after_a_kill_and_goes_on_without_patience(
+    tmp_path, capsys, monkeypatch
+):
+    quality = {1: 50.0, 2: 70.0, 3: 60.0, 4: 70.0, 5: 80.0, 6: 10.0}
+    options = ("--schedule.epochs=6", "--schedule.patience=2")
+
+    def scored(trainer):
+        def evaluate(*arguments, **keywords):
+            scores = {"top1": quality[trainer.progress.epoch + 1], "top5": 100.0, "loss": 1.0}
+            return {"model": scores, "ema": scores}
+
+        monkeypatch.setattr(vilonghorn.engine.trainer, "evaluate", evaluate)
+        return trainer
+
+    whole = scored(toy_trainer(tmp_path / "whole", *options)).fit()
+    why = "after 4 of 6 epochs, because the last 2 were not better than epoch 2 (schedule.patience)"
+    assert whole["epochs"] == 4 and whole["best"]["epoch"] == 2 and f"the run ends {why}\n" in capsys.readouterr().out
+    assert read_log(tmp_path / "whole/log.jsonl")[-1] == {"kind": "end", "epoch": 4, "reason": why}
+    with pytest.raises(Interrupted):
+        scored(toy_trainer(tmp_path / "cut", *options, train=Signalling(signal.SIGINT, 3, 2))).fit()
+    scored(toy_trainer(tmp_path / "cut", *options, resume=True)).fit()
+    assert_same_end(tmp_path / "cut", tmp_path / "whole")
+
+    run = f"{tmp_path}/cut"
+    arguments = build_parser().parse_args(["--resume", run])
+    loaders = {"train": ToyLoader(), "val": ToyLoader(32, training=False)}
+    monkeypatch.setattr(vilonghorn.engine.commands, "Trainer", partial(Trainer, **loaders))
+    assert make_trainer(toy_config(run, *options), arguments).fit()["epochs"] == 4
+    said = capsys.readouterr().out
+    assert f"the run in {run} was finished, {why}: go on by --resume {run} --schedule.patience null, or train" in said
+    trainer = scored(make_trainer(toy_config(run, *options[:1]), arguments))
+    assert trainer.fit()["best"] == {"epoch": 5, "top1": 80.0, "loss": 1.0} and trainer.finished == "after 6 epoch(s)"

@@ -18,6 +18,7 @@ from toy_run import ToyLoader, toy_trainer
 
 from vilonghorn.engine import Interrupted, checkpoint, trainer
 from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
+from vilonghorn.engine.evaluate import average_lags
 
 PLAIN = ["--task.mixup=0", "--task.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
 
@@ -234,6 +235,24 @@ def test_of_epochs_with_the_same_top1_the_one_with_the_lowest_loss_is_best(tmp_p
     result = toy_trainer(tmp_path, "--ema.decay=0", "--schedule.epochs=7").fit()
     assert result["best"] == {"epoch": 4, "top1": 75.0, "loss": 0.5}
     assert load_weights(tmp_path / "best.safetensors")[1]["epoch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "ema", "images", "lags"),
+    [((90, 0), (20, 0), 32, 1), ((90, 0), (80, 0), 32, 0), ((90, 0), (80, 0), 1000, 1), ((80, 0), (90, 0), 1000, 0)]
+    + [((None, 0.5), (None, 0.6), 9, 1), ((None, 0.5), (None, 0.51), 9, 0), ((100, 0), (100, 0), 9, 0)],
+)
+def test_an_average_that_lags_behind_is_said_once_at_the_end(tmp_path, monkeypatch, capsys, model, ema, images, lags):
+    both = [
+        {"loss": loss} | ({} if top1 is None else {"top1": float(top1), "top5": 100.0}) for top1, loss in (model, ema)
+    ]
+    results = dict(zip(("model", "ema"), both))
+    assert average_lags(results, images) == bool(lags) and not average_lags({"model": both[0]}, images)
+    if images == 32:
+        monkeypatch.setattr(trainer, "evaluate", lambda *arguments, **keywords: results)
+        toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+        remedy = "clearly worse than the last weights: lower ema.decay (0.9), or make it 0 for a short run\n"
+        assert capsys.readouterr().out.count(remedy) == lags
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's device that is always full")

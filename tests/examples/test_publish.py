@@ -53,8 +53,24 @@ def test_a_model_changed_after_it_was_made_loads_as_it_is_now(tmp_path):
     assert timm.data.resolve_data_config(model=loaded)["input_size"] == (1, 48, 48)
 
 
+@pytest.mark.parametrize("license", ["null", "No", "1.0", "0x1f", "2026-01-01", "~", "mit", "apache-2.0", "é: #1"])
+def test_a_licence_is_the_text_that_was_given(license):
+    card = publish.make_card(make("vim_nano"), "me/a", license=license)
+    assert yaml.safe_load(card.split("\n---\n")[0])["license"] == license
+
+
+@pytest.mark.parametrize("names", ["cat dog eel", ["cat", "dog"], ["cat", "dog", 3]])
+def test_names_that_are_not_a_text_for_each_class_are_refused(tmp_path, names):
+    model = make("vilonghorn_nano_exact")
+    with pytest.raises(ValueError, match="3 classes but .*class names.*expected a list of one text for each"):
+        publish.make_card(model, "me/a", class_names=names)
+    with pytest.raises(ValueError, match="3 classes but .*class names"):
+        publish.save_pretrained(model, tmp_path / "a", "", model_config={"label_names": names})
+    assert not (tmp_path / "a").exists()
+
+
 def test_the_card_says_what_how_and_how_well_and_escapes_what_it_is_given():
-    model, license = make("vilonghorn_nano_shared"), 'mine: "free"\n---\n# anything'
+    model, license = make("vilonghorn_nano_shared", num_classes=22), 'mine: "free"\n---\n# anything'
     names = ["ant", "<b>bee</b>\n# cat", *map(str, range(20))]
     text = publish.make_card(model, "me/photos", {"top-1 (%)": 76.1}, license=license, class_names=names)
     said = [

@@ -11,6 +11,18 @@ from vilonghorn.engine.checkpoint import load_weights, save_weights
 
 OPTIONS = ["--model.name=vilonghorn_nano", "--model.kwargs={depth: 1, embed_dim: 32}", "--data.interpolation=area"]
 
+EPOCH = ["--schedule.epochs=1", "--schedule.warmup_epochs=0"]
+
+
+def test_the_card_and_the_configuration_of_a_run_have_the_size_of_its_images(tmp_path):
+    model = ["--model.name=vilonghornv2_nano", "--model.kwargs={stem_stride: 2}", "--data.image_size=[32, 48]"]
+    loaders = {"train": toy_run.ToyLoader(size=(32, 48)), "val": toy_run.ToyLoader(16, training=False, size=(32, 48))}
+    toy_run.toy_trainer(tmp_path / "run", *model, *EPOCH, **loaders).fit()
+    publish.main([str(tmp_path / "run"), str(tmp_path / "out")])
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["model_args"]["img_size"] == config["pretrained_cfg"]["input_size"][1:] == [32, 48]
+    assert "**Image size:** 32 x 48" in (tmp_path / "out/README.md").read_text()
+
 
 def test_a_run_is_published_with_its_classes(tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"

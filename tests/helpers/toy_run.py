@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from timm.layers import to_2tuple
 
 from vilonghorn.engine import Config, Trainer, build_parser, parse
 
@@ -42,9 +43,9 @@ class ToyLoader:
     fingerprint = "stripes"
 
     def __init__(
-        self, num_samples: int = 48, batch_size: int = 8, training: bool = True, size: int = 16, dist: Any = None
+        self, num_samples: int = 48, batch_size: int = 8, training: bool = True, size: Any = 16, dist: Any = None
     ) -> None:
-        self.num_samples, self.batch_size, self.training, self.size = num_samples, batch_size, training, size
+        self.num_samples, self.batch_size, self.training, self.size = num_samples, batch_size, training, to_2tuple(size)
         self.rank, self.world_size = (dist.rank, dist.world_size) if dist else (0, 1)
 
     def __len__(self) -> int:
@@ -53,8 +54,8 @@ class ToyLoader:
     def image(self, epoch: int, index: int) -> np.ndarray:
         """(3, H, W) of one sample; another one in every epoch of training."""
         rng = np.random.default_rng([epoch if self.training else 10**6, index])
-        stripes = np.sin(np.arange(self.size) * (0.4 + 0.5 * (index % 4)) + rng.uniform(0, 6))
-        return stripes[None, None, :] + rng.normal(0, 0.3, (3, self.size, self.size))
+        stripes = np.sin(np.arange(self.size[1]) * (0.4 + 0.5 * (index % 4)) + rng.uniform(0, 6))
+        return stripes[None, None, :] + rng.normal(0, 0.3, (3, *self.size))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Batches `start`.. of an epoch."""

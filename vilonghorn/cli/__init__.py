@@ -52,12 +52,15 @@ examples:
 
 def make_parser(name: str, description: str, *examples: str) -> argparse.ArgumentParser:
     """The parser of `vilonghorn NAME`. Its help begins with a description and ends with examples of arguments."""
-    return argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=f"vilonghorn {name}",
         description=textwrap.fill(" ".join(description.split()), 100),
         epilog="\n  ".join(["examples:", *(f"vilonghorn {name} {example}".rstrip() for example in examples)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # One line, without the usage.
+    parser.error = lambda message: parser.exit(2, f"error: {message}; see {parser.prog} --help\n")  # type: ignore
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

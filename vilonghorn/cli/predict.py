@@ -31,6 +31,8 @@ parser.add_argument("--json", action="store_true", help="print one JSON object p
 add_max_pixels(parser)
 help = "what the model sees: center (a square from the middle), squash or border (default: as in evaluation)"
 parser.add_argument("--crop-mode", choices=CROP_MODES, help=help)
+help = "side of the crop, as a fraction of the largest that fits, above 0, at most 1 (default: as in evaluation)"
+parser.add_argument("--crop-pct", type=float, help=help)
 
 
 def find_images(names: Sequence[str]) -> tuple[list[str], Counter[str]]:
@@ -54,13 +56,15 @@ def find_images(names: Sequence[str]) -> tuple[list[str], Counter[str]]:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0, or 1 if an image could not be read or was left out."""
     options = parser.parse_args(argv)
+    if options.crop_pct is not None and not 0 < options.crop_pct <= 1:
+        parser.error(f"--crop-pct is {options.crop_pct}, expected a number above 0, at most 1")
     loaded, (files, left_out) = load_model(options), find_images(options.images)
-    if options.crop_mode:
-        loaded = replace(loaded, preprocessing=loaded.preprocessing | {"crop_mode": options.crop_mode})
+    given = {name: value for name in ("crop_mode", "crop_pct") if (value := getattr(options, name)) is not None}
+    loaded = replace(loaded, preprocessing=loaded.preprocessing | given)
     settings = {name: getattr(options, name) for name in ("top", "batch_size", "workers", "max_pixels")}
     crop = loaded.preprocessing
-    if note := describe_crop(image_sizes(files), crop["crop_pct"], crop["crop_mode"]):
-        print(note.replace("crop_mode", "--crop-mode", 1), file=sys.stderr)
+    if note := describe_crop(image_sizes(files) / crop["input_size"][:0:-1], crop["crop_pct"], crop["crop_mode"]):
+        print(note.replace("crop_mode", "--crop-mode").replace("crop_pct", "--crop-pct"), file=sys.stderr)
     failed = bool(OTHER_IMAGES & left_out.keys())
     with tqdm(total=len(files), unit="img", disable=None if len(files) > 1 else True) as bar:
         for result in predict(loaded, files, **settings):

@@ -13,7 +13,7 @@ the options most used (all options follow):
   --data.val DIR            the images to measure on
   --run.dir DIR             where the run writes its weights, log and report
   --model.name NAME         any model of timm, ours included
-  --data.image_size 224     height and width of the images that the model sees, in pixels
+  --data.image_size 224     height and width of the images that the model sees, in pixels; or '[192, 256]'
   --data.batch_size 64      images in a batch of one process
   --schedule.epochs 100     passes over the training images
   --optimizer.lr 1e-3       peak learning rate, for updates of optimizer.lr_batch images

@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -97,9 +99,7 @@ class RunDirectory:
     """The files of a run. The directory need not exist."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if self.path.is_file():
-            raise NotADirectoryError(f"{path} is a file: choose a directory for --run.dir")
+        self.path, self.lock_file = Path(path), None
         self.state = self.path / "last.pt"
         self.log_file = self.path / "log.jsonl"
         self.config = self.path / "config.yaml"
@@ -120,20 +120,46 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Keeps other processes from training here, or raises BlockingIOError if one does."""
-        self.lock_file = lock(self.path / ".lock")  # not inherited by decoders, which may survive a killed run
+        # Not inherited by decoders, which may survive a killed run.
+        self.lock_file = self.lock_file or lock(self.path / ".lock")
         if self.lock_file is None:
             remedy = "wait until it ends, or choose another --run.dir"
             raise BlockingIOError(f"another process is training in {self.path}: {remedy}")
 
-    def check_is_free(self, allow_started: bool = False) -> None:
+    def check_is_writable(self) -> None:
+        """Raises OSError if the directory cannot be made or written to. Leaves nothing behind."""
+        made = [folder for folder in (self.path, *self.path.parents) if not os.path.exists(folder)]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=self.path).close()
+        except OSError as error:
+            is_link = os.path.islink(self.path) and not os.path.exists(self.path)
+            reason = "a broken link" if is_link else "a file" if os.path.isfile(self.path) else error.strerror
+            raise type(error)(f"--run.dir is {self.path}, which cannot hold a run ({reason}): choose another") from None
+        finally:
+            for folder in made:
+                with suppress(OSError):
+                    folder.rmdir()
+
+    def has_updates(self) -> bool:
+        """Whether the state in the directory, if any, has an update. One that cannot be read has."""
+        try:
+            progress = load_state(self.state)["progress"] if self.state.exists() else {"epoch": 0, "batch": 0}
+        except (ValueError, KeyError, TypeError):
+            return True
+        return bool(progress["epoch"] or progress["batch"])
+
+    def check_is_free(self) -> None:
         """Raises FileExistsError if there is a run in the directory, or any file that a run would overwrite.
 
-        `allow_started` allows the files of a run that was killed before its first checkpoint.
+        A run that has saved no update does not count.
         """
+        has_log = self.log_file.exists() and self.log_file.stat().st_size
+        is_started = self.state.exists() or ((self.path / ".lock").exists() and not has_log)
         remedy = "choose another --run.dir, or replace it by --overwrite"
-        if self.state.exists():
+        if self.has_updates():
             raise FileExistsError(f"there is a run in {self.path}: resume it by --resume {self.path}, {remedy}")
-        for name in RESULTS if allow_started else (*STARTED, *RESULTS):
+        for name in RESULTS if is_started else (*STARTED, *RESULTS):
             if (self.path / name).exists():
                 raise FileExistsError(f"there is a {name} in {self.path}, which a run would overwrite: {remedy}")
 
@@ -154,8 +180,10 @@ class RunDirectory:
             shutil.rmtree(self.events, ignore_errors=True)
             for name in ("last.pt", "log.jsonl", *RESULTS):
                 (self.path / name).unlink(missing_ok=True)
-        for partial in self.path.glob("*.[0-9]*.partial"):  # of a process that was killed inside a write
-            partial.unlink()
+        written = "|".join(map(re.escape, ("last.pt", *STARTED, *RESULTS)))
+        for partial in self.path.iterdir():  # of a run that was killed inside a write, not of an export into its folder
+            if re.fullmatch(rf"({written}|teacher-.*)\.\d+\.partial", partial.name) and not partial.is_dir():
+                partial.unlink()
         write_file(self.config, yaml.safe_dump(config, sort_keys=False).encode())
         write_file(self.environment, json.dumps(environment, indent=2).encode(), b"\n")
         if class_names:  # for timm's --class-map: a line for each class, in the order of the model's scores

@@ -31,7 +31,7 @@ def build_parser(**options: Any) -> ArgumentParser:
     add("--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again")
     add("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
     add("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
-    help = "print configuration, updates, FLOPs and time of the run, and train nothing"
+    help = "print updates, FLOPs and time of the run, and train nothing (--print_config prints its configuration)"
     add("--dry-run", action="store_true", help=help)
     help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
     add("--processes", type=PositiveInt | None, default=None, help=help)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from ..data.digits import write_digits
@@ -41,9 +40,11 @@ def make_trainer(config: Config, options: Namespace) -> Trainer:
         raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
     resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
     trainer = Trainer(config, resume=resume, overwrite=options.overwrite)
-    if trainer.progress.epoch == config.schedule.epochs and dist.is_main:
+    if trainer.finished and dist.is_main:
         more = f"train on from its weights by --model.weights {config.run.dir} and another --run.dir"
-        print(f"the run in {config.run.dir} was finished, after {config.schedule.epochs} epoch(s): {more}")
+        if trainer.progress.epoch < config.schedule.epochs:
+            more = f"go on by --resume {config.run.dir} --schedule.patience null, or {more}"
+        print(f"the run in {config.run.dir} was finished, {trainer.finished}: {more}")
     return trainer
 
 
@@ -55,10 +56,9 @@ def print_results(config: Config, result: dict[str, Any]) -> None:
 
 
 def print_cost(config: Config, options: Namespace) -> None:
-    """Prints a configuration, and the updates, memory and time of its run (--dry-run)."""
+    """Prints the updates, memory and time of a run (--dry-run)."""
     if Distributed().is_main:
-        cost = dry_run(config, options.processes, options.train_images)
-        print(f"{yaml.safe_dump(config.to_dict(), sort_keys=False)}\n{cost}")
+        print(dry_run(config, options.processes, options.train_images))
 
 
 def print_evaluation(config: Config, options: Namespace) -> None:

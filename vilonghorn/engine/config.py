@@ -8,6 +8,7 @@ from os.path import expanduser
 from typing import Any, Literal
 
 import timm
+from timm.layers import to_2tuple
 
 from .. import models  # noqa: F401  (registers our models with timm)
 from ..data.image_folder import printable
@@ -98,6 +99,8 @@ class ScheduleConfig:
         warmup_epochs: epochs of warm-up, included in epochs; null: 5, or a fifth of epochs if that is shorter
         warmup_lr: learning rate of the first update
         min_lr: learning rate at the end; if equal to lr, the rate is constant
+        patience: stop after this many epochs in a row without a better held-out result (top-1, then the loss); the
+            rate does not fall faster for it; null: train all epochs
     """
 
     kind: Literal["cosine", "wsd"] = "cosine"
@@ -105,6 +108,7 @@ class ScheduleConfig:
     warmup_epochs: float | None = within("[0, inf)", None)
     warmup_lr: float = within("[0, inf)", 1e-6)
     min_lr: float = within("[0, inf)", 1e-5)
+    patience: int | None = within("[1, inf)", None)
 
     @property
     def warmup(self) -> float:
@@ -131,7 +135,8 @@ class TaskConfig:
             squared error of the pooled features, which a linear layer computes from those of the model)
         teacher_weight: weight of the teacher's loss; that of the labels is 1 - teacher_weight
         teacher_temperature: divides the logits of teacher and model; the loss is multiplied by its square
-        teacher_image_size: height and width of the images that it sees, in pixels; null: those of its training
+        teacher_image_size: height and width of the images that it sees, in pixels, one number or [height, width]; null:
+            those of its training
         teacher_cache: compute the logits of each training image once, without augmentation, before the first epoch;
             mixup and cutmix mix them as the labels
         mask_ratio: part of an image that is masked
@@ -150,7 +155,7 @@ class TaskConfig:
     teacher_output: Literal["logits", "features"] = "logits"
     teacher_weight: float = within("[0, 1]", 0.5)
     teacher_temperature: float = within("(0, inf)", 1.0)
-    teacher_image_size: int | None = within("[1, inf)", None)
+    teacher_image_size: int | tuple[int, int] | None = within("[1, inf)", None)
     teacher_cache: bool = False
     mask_ratio: float = within("(0, 1)", 0.6)
     mask_unit: int | None = within("[1, inf)", None)
@@ -259,11 +264,11 @@ class Config:
         """Nested plain values, equal to what YAML or JSON reads back."""
         return json.loads(json.dumps(asdict(self)))
 
-    def image_sizes(self) -> list[int]:
-        """The heights, and widths, of the images of the run, the largest last."""
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """Height and width of the images of the run, the largest last."""
         recipe, last = self.augmentation, self.data.image_size
         growing = range(min(self.schedule.epochs, recipe.ramp[1]))
-        return sorted({last, *recipe.sizes, *(recipe.grown_size(epoch, last) for epoch in growing)})
+        return sorted({*map(to_2tuple, [last, *recipe.sizes]), *(recipe.grown_size(epoch, last) for epoch in growing)})
 
 
 SECTIONS = {section.name: section.default_factory for section in fields(Config)}
@@ -277,7 +282,7 @@ def check(config: Config) -> None:
     values = flatten(asdict(config))
     texts = [(key, text) for key, value in values.items() for text in (value if isinstance(value, list) else [value])]
     for key, value in texts:
-        if isinstance(value, str) and not value.strip():  # an empty path would be the current folder
+        if isinstance(value, str) and (not value.strip() or "\0" in value):  # "" would be the current folder
             raise ValueError(f"{key} is {value!r}, expected a name or a path; its default is {FIELDS[key].default!r}")
         if isinstance(value, str) and value != value.encode(errors="ignore").decode():  # no YAML file could hold it
             raise ValueError(f"{key} is {printable(value)}, which is not UTF-8: rename it, or set PYTHONUTF8=1")

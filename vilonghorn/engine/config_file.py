@@ -17,7 +17,7 @@ MAX_BYTES = 100_000  # of a configuration file
 FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers data.max_pixels data.checksums run.dir run.device run.log_updates "
     "run.checkpoint_updates run.checkpoint_seconds run.max_skipped run.tensorboard "
-    "optimizer.accumulate task.teacher".split()
+    "optimizer.accumulate schedule.patience task.teacher".split()
 )
 _LOSS = "loss label_smoothing mixup cutmix mix_prob switch_prob mask_ratio mask_unit".split()
 _TEACHER = "weight temperature image_size cache".split()

@@ -4,12 +4,13 @@ import itertools
 from dataclasses import replace
 
 import torch
+from timm.layers import to_2tuple
 
 from ..models.flops import count_flops
 from .config import Config
 from .device import pick_device
 from .distributed import Distributed
-from .loaders import build_loader, open_data
+from .loaders import build_loader, check_classes, open_data
 from .optimizer import scale_rates
 from .train_state import StepCounter, TrainState
 
@@ -33,9 +34,11 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
         try:
             sources = open_data(config)
             data = build_loader(config, "cpu", training=True, source=sources["train"])
+            val = build_loader(config, "cpu", training=False, source=sources["val"], classes=data.class_names)
         except FileNotFoundError as error:
             hint = "a dry run without the data needs --train-images and --model.num_classes"
             raise FileNotFoundError(f"{error}; {hint}") from error
+        check_classes(config.data.train, data.num_classes, config.data.val, val)
         images, classes = data.num_samples, data.num_classes
     steps = StepCounter(images // (size * processes), config.optimizer.accumulate, processes)
     if not steps.rounds:
@@ -50,6 +53,9 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
     memory = f", {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at most" if device.type == "cuda" else ""
     scaled, schedule = scale_rates(config, size * steps.batches_per_update), config.schedule
     updates, epochs, used = steps.updates_per_epoch, schedule.epochs, steps.batches * size
+    minutes = used * epochs / (speed * processes) / 60
+    time = f"{60 * minutes:.0f} seconds" if minutes < 2 else f"{minutes:.0f} minutes"
+    time = f"{minutes / 60:,.1f} hours" if minutes > 120 else time
     return f"""\
 images     {images:,} an epoch, {images - used:,} of them unused: they do not fill a batch
 updates    {size} images x {steps.accumulate} accumulated x {processes} processes = \
@@ -57,7 +63,7 @@ updates    {size} images x {steps.accumulate} accumulated x {processes} processe
 rate       {scaled.schedule.warmup_lr:.3g} to {scaled.optimizer.lr:.3g} in the first {schedule.warmup * updates:,.0f} \
 updates, then {"half a cosine" if schedule.kind == "cosine" else schedule.kind} to {scaled.schedule.min_lr:.3g}
 model      {parameters / 1e6:.2f} M parameters, {gflops:.2f} GFLOPs an image (multiply-adds){memory}
-time       {used * epochs / (speed * processes) / 3600:,.1f} hours at {speed:,.1f} images/s a process ({source}), \
+time       {time} at {speed:,.1f} images/s a process ({source}), \
 without decoding, communication and evaluation"""
 
 
@@ -67,7 +73,7 @@ def measure_speed(state: TrainState) -> tuple[float, str]:
 
     data, device, threads = state.config.data, state.device, torch.get_num_threads()
     count = data.batch_size if device.type == "cuda" else min(8, data.batch_size)
-    images = torch.randn(count, 3, data.image_size, data.image_size, device=device)
+    images = torch.randn(count, 3, *to_2tuple(data.image_size), device=device)
     targets = torch.randint(max(1, state.num_classes), (count,), device=device)
     if state.config.task.teacher_cache:  # each has the teacher's logits, too
         targets = torch.cat([targets[:, None], torch.randn(count, state.num_classes, device=device)], 1)

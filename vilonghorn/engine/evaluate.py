@@ -11,6 +11,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.data import ImageNetInfo, infer_imagenet_subset
+from timm.layers import to_2tuple
 from torch import nn
 
 from ..data.image_folder import printable
@@ -87,6 +88,18 @@ def quality(scores: dict[str, float]) -> tuple[float, float]:
     return scores.get("top1", 0.0), -math.inf if math.isnan(loss) else -loss
 
 
+def average_lags(results: dict[str, dict[str, float]], images: int) -> bool:
+    """Whether the average, "ema", is clearly worse than the weights, "model".
+
+    By more than two standard errors of a difference of top-1 on `images`; without labels by 5% of the loss.
+    """
+    model, ema = results["model"], results.get("ema", results["model"])
+    if "top1" not in model:
+        return ema["loss"] > 1.05 * model["loss"]
+    mean = (model["top1"] + ema["top1"]) / 200
+    return model["top1"] - ema["top1"] > 100 * 2 * math.sqrt(2 * mean * (1 - mean) / images)
+
+
 def name_weights(checkpoint: str, record: dict[str, Any]) -> str:
     """The name of the "best" or "last" weights of a run with this record, as logs and pages have it."""
     return f"{checkpoint} weights ({printable(record['weights'])}, epoch {record['epoch']})"
@@ -152,7 +165,7 @@ def preprocessing(run: str | Path) -> dict[str, Any]:
     """Returns the arguments of `timm.data.create_transform` that repeat a run's validation transform."""
     data = load_config(run_config(run)).data
     return dict(
-        input_size=(3, data.image_size, data.image_size),
+        input_size=(3, *to_2tuple(data.image_size)),
         mean=tuple(data.mean),
         std=tuple(data.std),
         crop_pct=data.crop_pct,
@@ -176,7 +189,7 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     Distributed().init()
     device = pick_device(config.run.device)
     loader = build_loader(config, device, training=False, classes=record.get("class_names"))
-    check_classes(f"the run in {directory}", classes, config.data.val or config.data.train or "the data", loader)
+    check_classes(f"the run in {directory}", classes, config.data.val, loader)
     splits = config.data.val is None and config.data.val_split
     if splits and record.get("val_images", loader.content) != loader.content:
         changed = "the files of data.train are not those of the training, so that other images would be held out"

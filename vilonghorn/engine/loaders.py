@@ -151,15 +151,17 @@ def build_loader(
     return create_loader(source, training=training, **{k: v for k, v in given.items() if k in known} | options)
 
 
-def check_classes(name: str, num_classes: int, val: str, loader: Any) -> None:
-    """Raises ValueError if there are fewer than two classes, or held-out data has others than the model `name`.
+def check_classes(train: str | None, num_classes: int, val: str | None, loader: Any) -> None:
+    """Raises ValueError if there are fewer than two classes, or held-out data has more or fewer than `num_classes`.
 
-    Warns if both are the same data.
+    `train` names the training data or the model, `val` the held-out data; None: they have no name. Warns if both are the
+    same data.
     """
+    name, held_out = train or "the training data", val or "the held-out data"
     if num_classes == 1:
         raise ValueError(f"{name} has one class only: give a folder with one folder of images for each class")
     if loader.num_classes != num_classes:
         same = "training and held-out data need the same"
-        raise ValueError(f"{name} has {num_classes} classes but {val} has {loader.num_classes}: {same}")
-    if Distributed().is_main and os.path.realpath(name) == os.path.realpath(val):
+        raise ValueError(f"{name} has {num_classes} classes but {held_out} has {loader.num_classes}: {same}")
+    if train and val and Distributed().is_main and os.path.realpath(train) == os.path.realpath(val):
         warnings.warn(f"{val} is data.train, too: the results are not of held-out images", stacklevel=2)

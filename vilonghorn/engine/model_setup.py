@@ -56,17 +56,19 @@ def model_from_config(config: Config, num_classes: int) -> nn.Module:
         if Distributed().is_main and not config.model.pretrained:
             print(f"model.weights: random, because no weights of {name} are on this machine", flush=True)
     check_numbers(name, kwargs, "the configuration")
-    init = {} if weights is None else {"pretrained_cfg_overlay": read_initial_weights(name, weights)}
+    init, problem = {}, f"timm cannot make {name} with {kwargs}"
+    if weights is not None:
+        with torch.random.fork_rng(devices=[]), explain_model_errors(problem):
+            fresh = timm.create_model(name, **kwargs)
+        init = {"pretrained_cfg_overlay": read_initial_weights(name, weights)}
     remedy = "set model.weights to null for random weights" if init and config.model.weights == "auto" else ""
     try:
-        with explain_model_errors(f"timm cannot make {name} with {kwargs}", remedy):
+        with explain_model_errors(problem, remedy):
             model = timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
     except OSError as error:
         what = f"the published weights of {name} cannot be downloaded ({one_line(error)})"
         raise OSError(f"{what}: {DOWNLOAD_REMEDY}") from error
     if weights is not None:
-        with torch.random.fork_rng(devices=[]):
-            fresh = timm.create_model(name, **kwargs)
         loaded = describe_loaded(model, fresh, name, weights, init["pretrained_cfg_overlay"]["state_dict"])
         if Distributed().is_main:
             print(loaded, flush=True)
@@ -77,15 +79,16 @@ def model_from_config(config: Config, num_classes: int) -> nn.Module:
 @torch.no_grad()
 def check_model(config: Config, model: nn.Module, num_classes: int, device: torch.device) -> None:
     """Raises ValueError if a model does not turn images of every size in the run into class scores."""
-    name, kwargs, training, last = config.model.name, config.model.kwargs, model.training, config.data.image_size
+    name, kwargs, training, last = config.model.name, config.model.kwargs, model.training, config.image_sizes()[-1]
     for size in config.image_sizes():
-        expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
+        images = torch.zeros(2, 3, *size, device=device)
+        expected = f"{name} with {kwargs} does not turn images {tuple(images.shape)} into scores (2, {num_classes})"
         smaller = "augmentation.sizes" if config.augmentation.sizes else "augmentation.start_size"
         remedy = f"change {'data.image_size' if size == last else smaller} or model.kwargs"
         remedy += " (dynamic_img_pad: true takes any size; vilonghorn_* and vim_* need dynamic_img_size: true, too)"
         try:
             with explain_model_errors(expected, remedy), autocast(config.run.amp, device):
-                scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
+                scores = model.eval()(images)
         finally:
             model.train(training)
         found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
@@ -93,4 +96,4 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
             raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
     if training and config.data.batch_size == 1:  # batch norm may need two values for each channel
         with explain_model_errors(f"{name} cannot train on one image", "raise data.batch_size"):
-            deepcopy(model)(torch.zeros(1, 3, last, last, device=device))
+            deepcopy(model)(torch.zeros(1, 3, *last, device=device))

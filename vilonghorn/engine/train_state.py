@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from timm.layers import to_2tuple
 from timm.utils import ModelEmaV3, random_seed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -99,9 +100,9 @@ class TrainState:
             self.wrapped = DistributedDataParallel(self.trained, device_ids=ids, gradient_as_bucket_view=True)
             # A throwaway backward that fixes DDP's bucket order, for bitwise resume: DDP sorts its buckets by the order
             # of the first gradients, and sums over more than two processes are rounded differently in other buckets.
-            size = self.config.data.image_size
+            size = to_2tuple(self.config.data.image_size)
             self.wrapped.eval()  # keeps batch norm statistics unchanged
-            self.wrapped(torch.zeros(2, 3, size, size, device=self.device)).float().sum().backward()
+            self.wrapped(torch.zeros(2, 3, *size, device=self.device)).float().sum().backward()
             self.trained.zero_grad()
         run, self.forward = self.config.run, self.wrapped
         compiled = on_gpu if run.compile is None else run.compile

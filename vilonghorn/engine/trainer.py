@@ -16,7 +16,7 @@ from .config_file import changed_keys
 from .device import pick_device
 from .distributed import Distributed, Interrupted, StopRequest
 from .environment import machine
-from .evaluate import evaluate, quality
+from .evaluate import average_lags, evaluate, quality
 from .loaders import Source, build_loader, check_classes, open_data
 from .logger import RunLogger, mean_loss
 from .model_setup import explain_model_errors, model_kwargs
@@ -65,7 +65,7 @@ class Trainer:
             self.train_state.setup(self.dist, self.steps.updates_per_epoch)
         with StopRequest(self.dist, self._where_stopped) as stop:
             self.dist.run_on_all(lambda: self._open(state))
-            if state and self.dist.is_main and self.progress.epoch < config.schedule.epochs:
+            if state and self.dist.is_main and not self.finished:
                 updates = self.steps.updates_per_epoch * config.schedule.epochs
                 print(f"resuming {config.run.dir} {self._position()} (update {self.update} of {updates})", flush=True)
             if not state:
@@ -74,7 +74,7 @@ class Trainer:
             stop.check()
 
     def fit(self) -> dict[str, Any]:
-        """Trains and evaluates to the last epoch.
+        """Trains and evaluates to the last epoch, or until `schedule.patience` ends the run.
 
         Returns:
             Results of the final weights: `top1`, `top5`, `loss`, and `weights`, "model" or "ema"; `epochs`; `images`
@@ -90,9 +90,9 @@ class Trainer:
         self.start, self.saved = now - progress.seconds, now
         with StopRequest(self.dist, self._where_stopped) as stop, self.dist.peer_errors():
             try:
-                if progress.epoch < self.config.schedule.epochs:
+                if not self.finished:
                     self.train_state.task.prepare(self.train_loader, self.directory.path, stop.check)
-                while progress.epoch < self.config.schedule.epochs:
+                while not self.finished:
                     self.train_epoch(stop)
                     self.evaluate_epoch(stop)
             except Interrupted:
@@ -103,6 +103,9 @@ class Trainer:
                 self.logger.close()
         self.logger.draw_curves()
         state, images = self.train_state, self.val_loader.num_samples
+        if self.dist.is_main and average_lags(progress.results, images):
+            remedy = f"lower ema.decay ({self.config.ema.decay}), or make it 0 for a short run"
+            print(f"the average of the weights (ema) is clearly worse than the last weights: {remedy}", flush=True)
         result = {**progress.results[state.reported], "weights": state.reported}
         result |= {"epochs": progress.epoch, "images": images, "best": progress.best}
         result |= {"skipped": progress.skipped, "seconds": progress.seconds}
@@ -178,14 +181,27 @@ class Trainer:
         is_best = not progress.best or quality(result) > quality(progress.best)
         if is_best:
             progress.best = {"epoch": progress.epoch, **{k: result[k] for k in ("top1", "loss") if k in result}}
+        if self.dist.is_main and self.finished:
+            self.directory.write_log(kind="end", epoch=progress.epoch, reason=self.finished)
         self.save(weights=["best", "last"] if is_best else ["last"])
         self.logger.log_epoch(progress, train_loss)
+        if self.dist.is_main and self.finished and progress.epoch < self.config.schedule.epochs:
+            print(f"the run ends {self.finished}", flush=True)
 
     def save(self, weights: Sequence[str] = ()) -> None:
         """Saves the full state, after the weights that give the results as "best" or "last"."""
         self.read_update()
         self.dist.run_on_all(lambda: self._write(weights) if self.dist.is_main else None)
         self.saved = time.monotonic()
+
+    @property
+    def finished(self) -> str:
+        """Why there are no more epochs to train; "" if there are. The same in all processes."""
+        epoch, best, schedule = self.progress.epoch, int(self.progress.best.get("epoch", 0)), self.config.schedule
+        if epoch < schedule.epochs and schedule.patience and epoch - best >= schedule.patience:
+            limit = f"the last {epoch - best} were not better than epoch {best} (schedule.patience)"
+            return f"after {epoch} of {schedule.epochs} epochs, because {limit}"
+        return f"after {epoch} epoch(s)" if epoch == schedule.epochs else ""
 
     @property
     def update(self) -> int:
@@ -235,11 +251,12 @@ class Trainer:
     def _find_state(self, resume: Resume, overwrite: bool) -> dict[str, Any] | None:
         """Checks the directory of the run; returns the state to resume from."""
         config, directory, dist = self.config, self.directory, self.dist
-        is_auto = resume == "auto"
-        resume = directory.state.exists() if is_auto else resume
+        if dist.is_main:
+            directory.check_is_writable()
+        resume = directory.has_updates() if resume == "auto" else resume
         if not (resume or overwrite):
-            directory.check_is_free(allow_started=is_auto)
-        if resume and dist.is_main and directory.state.exists():
+            directory.check_is_free()
+        if dist.is_main and directory.state.exists():
             directory.lock()
         state = load_state(directory.state) if resume else None
         if state and (changed := changed_keys(state["config"], config.to_dict())):
@@ -253,8 +270,7 @@ class Trainer:
             train = build_loader(config, device, training=True, source=sources["train"])
         if val is None:
             val = build_loader(config, device, training=False, source=sources["val"], classes=train.class_names)
-        names = config.data.train or "the training data", config.data.val or "the held-out data"
-        check_classes(names[0], train.num_classes, names[1], val)
+        check_classes(config.data.train, train.num_classes, config.data.val, val)
         self.train_loader, self.val_loader = train, val
         self.steps = StepCounter(len(train), config.optimizer.accumulate, dist.world_size)
         self.data = {

@@ -120,6 +120,12 @@ def test_tar_files_are_read_in_the_order_in_which_they_are_given(webdataset, tmp
     assert shades(beton) == [10, 20, 30] and beton.labels.tolist() == [1, 0, 2]
     assert main(["beton", first, second, str(tmp_path / "x.beton"), "--quiet"]) == 2
     assert "x.beton: exists" in capsys.readouterr().err
+    for name in ("no,{2,3}/[1].tar", "a{4,5}.tar"):  # names, not patterns
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_tar(tmp_path / name, sample("0", 30, 2))
+        assert shades(write_beton(tmp_path / name, tmp_path / f"{len(name)}.beton", progress=False)) == [30]
+    assert main(["beton", str(tmp_path / "c{1,2}.tar"), str(tmp_path / "w.beton")]) == 2
+    assert f"error: there is no tar file {tmp_path}/c1.tar, {tmp_path}/c2.tar; expected" in capsys.readouterr().err
 
 
 BAD = {

@@ -61,24 +61,29 @@ def test_what_is_lost_without_a_manifest_or_its_checksums_is_said(tmp_path, raw_
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
-@pytest.mark.parametrize("pct", [1.0, 0.8])
-def test_a_folder_is_evaluated_as_timm_crops(tmp_path, photo, mode, pct):
+@pytest.mark.parametrize(("pct", "size"), [(1.0, 32), (0.8, 32), (0.8, (24, 40)), (0.8, (40, 24))])
+def test_a_folder_is_evaluated_as_timm_crops(tmp_path, photo, mode, pct, size):
     (tmp_path / "a").mkdir()
     photo(0, 90, 50).save(tmp_path / "a" / "x.png")
     mean = (0.2, 0.5, 0.7)
-    options = EVAL | {"crop_pct": pct, "image_size": 32, "mean": mean, "std": (1, 1, 1)}
+    options = EVAL | {"crop_pct": pct, "image_size": size, "mean": mean, "std": (1, 1, 1)}
     images, _ = next(create_loader(tmp_path, **options, crop_mode=mode).epoch(0))
-    expected = create_transform(32, crop_pct=pct, crop_mode=mode, mean=mean, std=(1, 1, 1), interpolation="bicubic")
+    expected = create_transform(size, crop_pct=pct, crop_mode=mode, mean=mean, std=(1, 1, 1), interpolation="bicubic")
     torch.testing.assert_close(images[0], expected(photo(0, 90, 50)), atol=1e-5, rtol=0)
 
 
 @pytest.mark.needs_ffcv
-def test_a_beton_is_squashed_as_timm_does_and_has_no_border(tmp_path, photo):
+def test_a_beton_is_cropped_and_squashed_as_timm_does_and_has_no_border(tmp_path, photo):
     path = write_beton([(photo(0, 90, 50), 0)], tmp_path / "x.beton", progress=False).path
     plain = EVAL | {"image_size": 32, "mean": (0, 0, 0), "std": (1 / 255,) * 3}
-    images, _ = next(create_loader(path, **plain, crop_mode="squash").epoch(0))
-    expected = np.asarray(photo(0, 90, 50).resize((32, 32), Image.Resampling.BICUBIC), float)
-    assert np.abs(images[0].permute(1, 2, 0).numpy() - expected).max() < 1e-3
+    boxes = {("squash", 1.0, (32, 32)): None, ("squash", 1.0, (20, 44)): None}
+    boxes |= {("center", 1.0, (40, 20)): (32, 0, 57, 50), ("center", 1.0, (9, 40)): (0, 15, 90, 35)}
+    boxes |= {("center", 0.9, (30, 40)): (15, 2, 75, 47)}
+    for (mode, pct, size), box in boxes.items():
+        options = plain | {"image_size": size, "crop_mode": mode, "crop_pct": pct}
+        images, _ = next(create_loader(path, **options).epoch(0))
+        expected = np.asarray(photo(0, 90, 50).resize(size[::-1], Image.Resampling.BICUBIC, box=box), float)
+        assert np.abs(images[0].permute(1, 2, 0).numpy() - expected).max() < 1e-3
     with pytest.raises(ValueError, match="x.beton: crop_mode border reads image folders only; a .beton has center or"):
         create_loader(path, **plain, crop_mode="border")
     create_loader(path, **plain | {"training": True, "batch_size": 1}, crop_mode="border")

@@ -16,6 +16,13 @@ TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "worker
         ({"std": (1, 0, 1)}, r"std is \(1, 0, 1\); it must lie in \(0, inf\)"),
         ({"mean": (0.5, 0.5)}, r"^mean is \(0.5, 0.5\); expected 3 numbers$"),
         ({"ramp": (1, 2, 3)}, r"^ramp is \(1, 2, 3\); expected 2 numbers$"),
+        ({"image_size": (3, 16, 16)}, r"^image_size is \(3, 16, 16\); expected 2 numbers$"),
+        ({"image_size": (0, 16)}, r"image_size is \(0, 16\); it must lie in"),
+        (
+            {"image_size": (16, 24), "sizes": [8]},
+            r"sizes is \[8\], for square images, but image_size is \[16, 24\]",
+        ),
+        ({"image_size": (16, 24), "start_size": 8, "ramp": (0, 2)}, "start_size is 8, for square images"),
         ({"rank": 2, "world_size": 2}, "rank is 2; expected 0 to world_size - 1, which is 1"),
         ({"ratio": (2, 1)}, "ratio is .*; give the smaller bound first"),
         ({"rank": 1, "world_size": 7}, "do not fill a batch of 4 on each of 7 ranks"),

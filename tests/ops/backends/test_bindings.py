@@ -43,7 +43,7 @@ def tree(tmp_path, monkeypatch) -> Path:
 
 
 OLDER = f"the installed vilonghorn is 0.0.1, not {vilonghorn.__version__}"
-ABSENT = "source tree is not built, and no vilonghorn with this library is installed"
+ABSENT = "The library with CPU kernels was not built in this source tree, and no vilonghorn with it is installed"
 
 
 @pytest.mark.parametrize("version, reason", [pytest.param("0.0.1", OLDER, marks=built), (None, ABSENT)])

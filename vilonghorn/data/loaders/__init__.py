@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from timm.layers import to_2tuple
 
 from ..beton.format import Beton, check_beton
 from ..image_folder import ImageFolder, UnlabelledFolder, describe_crop, image_sizes, shorten
@@ -91,5 +92,6 @@ def _notes(data: ImageFolder | Beton, config: LoaderConfig) -> list[str]:
             sizes = image_sizes(data.paths)
         else:
             sizes = np.stack([data.images["width"], data.images["height"]], 1)
-        notes += filter(None, [describe_crop(sizes, config.crop_pct, config.crop_mode)])
+        shape = to_2tuple(config.image_size)[::-1]
+        notes += filter(None, [describe_crop(sizes / shape, config.crop_pct, config.crop_mode)])
     return [f"{data.path}: {note}" for note in notes]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import to_2tuple
 
 from ..augment.policy import Policy
 from ..image_folder import MAX_PIXELS
@@ -43,12 +44,12 @@ class ImageConfig:
 
     Args:
         batch_size: images in a batch of one process
-        image_size: height and width of the images that the model sees, in pixels
+        image_size: height and width of the images that the model sees, in pixels: one number, or [height, width]
         mean: mean of each channel of images in [0, 1], subtracted
         std: standard deviation of each channel, divided by
         crop_pct: side of the centre crop in evaluation, as a fraction of the largest that fits
-        crop_mode: what evaluation shows, as in timm: center (the largest square, times crop_pct), squash (the image
-            squeezed to a square, times crop_pct) or border (the whole image, with borders; not for a .beton)
+        crop_mode: what evaluation shows, as in timm: center (the largest crop of this shape, times crop_pct),
+            squash (the image squeezed, times crop_pct) or border (the whole image, with borders; not for a .beton)
         interpolation: from that crop to image_size: bicubic (with antialiasing, PIL's) or area (average, faster)
         workers: decoding threads (.beton) or processes (folder; 0 decodes in the main process); null: one for each CPU,
             shared by the processes of torchrun, for a folder at most 8
@@ -59,7 +60,7 @@ class ImageConfig:
     """
 
     batch_size: int = within("[1, inf)", 128)
-    image_size: int = within("[1, inf)", 224)
+    image_size: int | tuple[int, int] = within("[1, inf)", 224)
     mean: tuple[float, float, float] = within("(-inf, inf)", IMAGENET_DEFAULT_MEAN)
     std: tuple[float, float, float] = within("(0, inf)", IMAGENET_DEFAULT_STD)
     crop_pct: float = within("(0, 1]", 0.875)
@@ -102,16 +103,16 @@ class TransformConfig:
     ramp: tuple[int, int] = within("[0, inf)", (0, 0))
     sizes: list[int] = field(default_factory=list, metadata={"interval": "[1, inf)"})
 
-    def grown_size(self, epoch: int, image_size: int) -> int:
+    def grown_size(self, epoch: float, image_size: int | tuple[int, int]) -> tuple[int, int]:
         """Height and width of the images of an epoch: start_size up to ramp[0], `image_size` from ramp[1] on."""
+        height, width = to_2tuple(image_size)
         if self.start_size is None or epoch >= self.ramp[1]:
-            return image_size
-        if epoch <= self.ramp[0]:
-            return self.start_size
-        step = round(np.interp(epoch, self.ramp, (self.start_size, image_size)) / SIZE_STEP) * SIZE_STEP
-        return min(image_size, max(self.start_size, step))
+            return height, width
+        step = round(np.interp(epoch, self.ramp, (self.start_size, height)) / SIZE_STEP) * SIZE_STEP
+        side = self.start_size if epoch <= self.ramp[0] else min(height, max(self.start_size, step))
+        return side, side
 
-    def check_transforms(self, image_size: int, mean: Sequence[float], section: str = "") -> None:
+    def check_transforms(self, image_size: int | tuple[int, int], mean: Sequence[float], section: str = "") -> None:
         """Checks what intervals cannot say: bounds in order, start_size with its ramp, and the name of the policy.
 
         Raises:
@@ -122,11 +123,15 @@ class TransformConfig:
             if low > high:
                 raise ValueError(f"{section}{name} is {[low, high]}; give the smaller bound first")
         start, ramp, sizes = self.start_size, list(self.ramp), list(self.sizes)
-        if sizes and max(sizes) > image_size:
+        if not isinstance(image_size, int) and (start or sizes):
+            given = f"{section}sizes is {sizes}" if sizes else f"{section}start_size is {start}"
+            raise ValueError(f"{given}, for square images, but image_size is {list(image_size)}: give one number")
+        side = max(to_2tuple(image_size))
+        if sizes and max(sizes) > side:
             raise ValueError(f"{section}sizes is {sizes}, above the image size, which is {image_size}")
         if sizes and start:
             raise ValueError(f"{section}sizes is {sizes} and {section}start_size is {start}: give one of the two")
-        if start and start > image_size:
+        if start and start > side:
             raise ValueError(f"{section}start_size is {start}, above the image size, which is {image_size}")
         if start and not ramp[1]:
             raise ValueError(
@@ -163,8 +168,8 @@ class LoaderConfig(TransformConfig, ImageConfig):
 
     def __post_init__(self):
         self.device = torch.device(self.device)
-        for name, count in {"mean": 3, "std": 3, "scale": 2, "ratio": 2, "ramp": 2}.items():
-            if len(value := getattr(self, name)) != count:
+        for name, count in {"image_size": 2, "mean": 3, "std": 3, "scale": 2, "ratio": 2, "ramp": 2}.items():
+            if len(to_2tuple(value := getattr(self, name))) != count:
                 raise ValueError(f"{name} is {value}; expected {count} numbers")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank is {self.rank}; expected 0 to world_size - 1, which is {self.world_size - 1}")
@@ -174,6 +179,6 @@ class LoaderConfig(TransformConfig, ImageConfig):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {value!r}; expected {' or '.join(filter(None, known))}")
 
-    def size_at(self, epoch: int) -> int:
+    def size_at(self, epoch: int) -> tuple[int, int]:
         """Height and width of the images of an epoch."""
-        return self.grown_size(epoch, self.image_size) if self.training else self.image_size
+        return self.grown_size(epoch if self.training else np.inf, self.image_size)

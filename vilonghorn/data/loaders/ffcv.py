@@ -9,13 +9,14 @@ import importlib.util
 import os
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import PathFinder
 
 import numpy as np
 import torch
 from PIL import Image
+from timm.layers import to_2tuple
 
 from ..atomic_files import named_errors
 from ..beton.format import MODES, Beton
@@ -102,8 +103,8 @@ class FFCVLoader(Loader):
             yield from in_order(lambda views: self._decode(pool, epoch, views), batches, workers=1)
 
     def _decode(self, pool: ThreadPoolExecutor, epoch: int, views: np.ndarray) -> Batch:
-        indices, size = sample_of(views), self.config.size_at(epoch)
-        images = np.empty((len(views), size, size, 3), np.uint8)
+        indices = sample_of(views)
+        images = np.empty((len(views), *self.config.size_at(epoch), 3), np.uint8)
         for _ in pool.map(self._fill, indices.tolist(), self._crops(epoch, views, indices).tolist(), images):
             pass  # raises the error of the first sample that has one
         return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(self.targets[indices])
@@ -135,7 +136,8 @@ class FFCVLoader(Loader):
         config, images = self.config, self.data.images[indices]
         heights, widths = images["height"].astype(np.int64), images["width"].astype(np.int64)
         if not config.training:
-            return np.pad(center_crops(heights, widths, config.crop_pct, config.crop_mode), ((0, 0), (0, 1)))
+            shape = to_2tuple(config.image_size)
+            return np.pad(center_crops(heights, widths, config.crop_pct, config.crop_mode, shape), ((0, 0), (0, 1)))
         uniforms = uniform(config.seed, epoch, views, 1 + 4 * ATTEMPTS, CROP)
         boxes = random_crops(uniforms[:, 1:], heights, widths, config.scale, config.ratio)
         return np.concatenate([boxes, uniforms[:, :1] < config.hflip], axis=1)
@@ -174,13 +176,15 @@ def random_crops(
     return np.stack([top, top + h, left, left + w], axis=1)
 
 
-def center_crops(heights: np.ndarray, widths: np.ndarray, crop_pct: float, crop_mode: str = "center") -> np.ndarray:
-    """Centre crops: the largest square times `crop_pct`; with `crop_mode` "squash" the largest box.
+def center_crops(
+    heights: np.ndarray, widths: np.ndarray, crop_pct: float, crop_mode: str = "center", shape: Sequence[int] = (1, 1)
+) -> np.ndarray:
+    """Centre crops: the largest of the `shape` height to width times `crop_pct`; with `crop_mode` "squash" all of it.
 
     `heights` and `widths` of the images are (B,) in pixels. Returns (B, 4) int64: top, bottom, left, right.
     """
-    sides = np.stack([heights, widths])
-    box = crop_pct * (sides if crop_mode == "squash" else sides.min(0))
-    h, w = np.broadcast_to(np.clip(np.rint(box), 1, None).astype(np.int64), sides.shape)
+    sides, other = np.stack([heights, widths]), np.array(shape)[::-1, None]
+    box = crop_pct * (sides if crop_mode == "squash" else (sides * other).min(0) / other)
+    h, w = np.clip(np.rint(box), 1, None).astype(np.int64)
     top, left = (heights - h) // 2, (widths - w) // 2
     return np.stack([top, top + h, left, left + w], axis=1)

@@ -67,7 +67,7 @@ class Teacher:
         )
         self.factor, self.shift = std / own_std, (mean - own_mean) / own_std
         self.model.to(device).eval()
-        shown = torch.zeros(2, 3, config.data.image_size, config.data.image_size, device=device)
+        shown = torch.zeros(2, 3, *to_2tuple(config.data.image_size), device=device)
         problem = f"{name} does not take images (3, {self.size[0]}, {self.size[1]})"
         with explain_model_errors(problem, "change task.teacher_image_size"):
             output = self(shown, autocast(config.run.amp, device), config.task.teacher_output)

@@ -91,15 +91,16 @@ def masked_model_from_config(config: Config, device: torch.device) -> MaskedImag
         raise ValueError(f"model.name is {name}, which has no mask token for masked images: expected {known}")
     backbone = model_from_config(config, 0)
     stride = backbone.feature_info[-1]["reduction"]  # type: ignore[index, union-attr]
-    fitting = [u for u in range(stride, sizes[0], stride) if not any(size % u for size in sizes)]
+    sides = sorted({side for size in sizes for side in size})
+    fitting = [u for u in range(stride, sides[0], stride) if not any(s % u for s in sides)]
     if not fitting or unit not in (None, *fitting):
-        why = f"multiples of the stride of {name}, {stride}, that divide the sizes of images, {sizes}"
+        why = f"multiples of the stride of {name}, {stride}, that divide the sides of images, {sides}"
         raise ValueError(f"task.mask_unit is {unit}: expected one of {fitting}, {why}")
-    default = next((u for u in fitting if 8 * u >= sizes[-1]), fitting[-1])
+    default = next((u for u in fitting if 8 * u >= sides[-1]), fitting[-1])
     model = MaskedImageModel(backbone, unit or default).to(device)
     remedy = "change data.image_size, model.kwargs, augmentation.start_size or sizes; patches must not overlap"
     for size in sizes:
-        images = torch.zeros(2, 3, size, size, device=device)
+        images = torch.zeros(2, 3, *size, device=device)
         with explain_model_errors(f"{name} does not reconstruct {tuple(images.shape)}", remedy):
             with torch.no_grad(), autocast(config.run.amp, device):
                 model.eval()(images)

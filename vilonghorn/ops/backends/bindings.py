@@ -61,10 +61,11 @@ def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str |
 def _how_to_build(name: str, root: Path, installed: metadata.Distribution | None, requirement: str) -> str:
     """What to run. `root` holds the package that was imported: a source tree, or the folder of installed packages."""
     if (root / "kernels").is_dir():
-        found = "no vilonghorn with this library is installed"
+        found = "no vilonghorn with it is installed"
         if installed and installed.version != __version__:
             found = f"the installed vilonghorn is {installed.version}, not {__version__}"
-        problem, source = f"This source tree is not built, and {found}", f"--editable {shlex.quote(str(root))}"
+        problem = f"The library with {name.upper()} kernels was not built in this source tree, and {found}"
+        source = f"--editable {shlex.quote(str(root))}"
     else:
         problem = f"vilonghorn was installed without it, as without {requirement} or with VILONGHORN_{name.upper()}=OFF"
         source = "--force-reinstall --no-deps --no-cache-dir PATH_OF_A_CLONE"
