@@ -24,7 +24,8 @@ HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-25
 # There before the first checkpoint.
 STARTED = ("config.yaml", "environment.json", "classes.txt", "tensorboard", "log.jsonl")
 PICTURES = ("curves", "confusion", "confidence", "predictions", "reconstructions")
-RESULTS = ("last.safetensors", "best.safetensors", *(f"{name}.png" for name in PICTURES), "report.html")
+RESULTS = ("last.safetensors", "best.safetensors", *(f"{name}.png" for name in PICTURES))
+RESULTS += ("predictions.csv", "report.html")
 
 
 def full_disk_explained(path: Path) -> AbstractContextManager[None]:

@@ -17,6 +17,9 @@ from .config import FIELDS, SECTIONS, Config, check, nearest
 from .config_file import explain_moved, find_config, read_layers, run_config
 from .distributed import USER_ERRORS, Distributed, Interrupted
 
+# Options that change an evaluation.
+FOR_EVALUATION = ("--config", "--data.", "--run.device", "--run.amp", "--checkpoint", "--json", "--csv", "--help")
+
 
 def build_parser(**options: Any) -> ArgumentParser:
     """The parser of `--config FILE`, one option per key, and what to do. `options` are those of jsonargparse."""
@@ -31,6 +34,8 @@ def build_parser(**options: Any) -> ArgumentParser:
     add("--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again")
     add("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
     add("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
+    add("--json", metavar="FILE", help="file for scores, table of classes and confusions, for --evaluate")
+    add("--csv", metavar="FILE", help="file for the prediction of each image, for --evaluate")
     help = "print configuration, updates, FLOPs and time of the run, and train nothing"
     add("--dry-run", action="store_true", help=help)
     help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
@@ -77,7 +82,9 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
         message = " ".join(str(error).replace("Parser key ", "").split())
         if message.startswith("unrecognized arguments: "):
             option = message.split()[2].partition("=")[0]
-            hint = explain_moved(option.lstrip("-")) or nearest(option, parser._option_string_actions)
+            use = FOR_EVALUATION if given.evaluate is not None else ""
+            known = [name for name in parser._option_string_actions if name.startswith(use)]
+            hint = explain_moved(option.lstrip("-")) or nearest(option, known)
             message = f"there is no option {option}; {hint}"
         if (found := re.match(r'"(.+?)": .* value: (.*)', message)) and (key := FIELDS.get(found[1])):
             interval = f" in {key.metadata['interval']}" if "interval" in key.metadata else ""
@@ -86,6 +93,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
     for key, field in FIELDS.items():  # jsonargparse takes null for any key
         if values[key] is None and type(None) not in get_args(field.type):
             raise ValueError(f"{key} is null, expected a value: leave it out for its default")
+    if values.evaluate is None and (values.json is not None or values.csv is not None):
+        raise ValueError("--json and --csv are for the evaluation of a run: give --evaluate RUN, too")
     config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
     check(config)
     return config, values

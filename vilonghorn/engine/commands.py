@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from ..data.atomic_files import atomic_write, check_is_file, write_json
 from ..data.digits import write_digits
 from .checkpoint import RunDirectory
 from .command_line import parse
@@ -62,8 +63,20 @@ def print_cost(config: Config, options: Namespace) -> None:
 
 
 def print_evaluation(config: Config, options: Namespace) -> None:
-    """Measures the run in `config.run.dir` (--evaluate), and prints the scores."""
+    """Measures the run in `config.run.dir` (--evaluate), prints the scores, writes the files of --json, --csv."""
     run, checkpoint = config.run.dir, options.checkpoint
+    files = {f"--{name}": Path(options[name]).expanduser() for name in ("json", "csv") if options[name] is not None}
+    for name, path in files.items():
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{name} is {path}, but there is no folder {path.parent}: make it first")
+        check_is_file(path)
     result = evaluate_run(run, config, checkpoint)
+    record, found = result["record"], result["predictions"]
     if Distributed().is_main:
-        print(summarize(run, checkpoint, result["record"], result))
+        print(summarize(run, checkpoint, record, result))
+        if "--json" in files:
+            facts = {"run": run, "data": config.data.val, "checkpoint": checkpoint, "images": len(found.rows)}
+            write_json(files["--json"], facts | {k: record[k] for k in ("weights", "epoch")} | found.to_dict())
+        if "--csv" in files:
+            with atomic_write(files["--csv"]) as file:
+                file.write(found.csv())

@@ -23,11 +23,14 @@ from .device import autocast, pick_device
 from .distributed import Distributed
 from .loaders import build_loader, check_classes
 from .model_setup import check_model
+from .predictions import COLUMNS, ROWS, Prediction, Predictions
 
 CLASS_SCORES = ("top1", "top5", "loss")
 
 
-def class_scores(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast) -> torch.Tensor:
+def class_scores(
+    model: Callable[..., torch.Tensor], images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast
+) -> torch.Tensor:
     """The sums over a batch of `CLASS_SCORES`: hits in percent, and the cross-entropy."""
     with amp:
         logits = model(images)
@@ -73,6 +76,39 @@ def evaluate(
             on_batch()
     totals = {name: dist.sum(own.tolist()) for name, own in sums.items()}
     return {name: {key: total / own[-1] for key, total in zip(names, own)} for name, own in totals.items()}
+
+
+def predict_all(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distributed) -> Predictions:
+    """Classifies the held-out images, each process its part, and returns scores and predictions for all of them."""
+    count = max(1, COLUMNS * (ROWS - 1) // dist.world_size)
+    sampled = set(torch.linspace(0, len(loader) * loader.batch_size - 1, count).long().tolist())
+    files = getattr(loader, "sample_names", None)  # a loader of the user's own may have none
+    rows, mistakes, sample = [], [], []
+
+    def measure(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast) -> torch.Tensor:
+        with amp:
+            logits = model(images).float()
+        classes = F.pad(top_classes(logits)[:, :2], (0, max(0, 2 - logits.shape[1])), value=-1)
+        probabilities = logits.softmax(1).gather(1, classes.clamp(0)).nan_to_num()
+        for image, truth, guesses, scores in zip(images, *map(torch.Tensor.tolist, (targets, classes, probabilities))):
+            index = dist.rank + dist.world_size * len(rows)
+            row = Prediction(index, files[index] if files else f"sample {index}", truth, *guesses, *scores)
+            if row.guess != truth:
+                mistakes.append((image.float().cpu(), row))
+                mistakes[:] = sorted(mistakes, key=confidence)[:COLUMNS]
+            elif len(rows) in sampled:
+                sample.append((image.float().cpu(), row))
+            rows.append(row)
+        return class_scores(lambda _: logits, images, targets, amp)
+
+    def confidence(example: tuple[torch.Tensor, Prediction]) -> float:
+        return -example[1].probability
+
+    scores = evaluate({"model": model}, loader, amp=amp, measure=measure)["model"]
+    parts = zip(*dist.gather((rows, mistakes, sample)))
+    rows, mistakes, sample = ([item for part in lists for item in part] for lists in parts)
+    names = [printable(name) for name in loader.class_names or map(str, range(loader.num_classes))]
+    return Predictions(names, scores, sorted(rows), sorted(mistakes, key=confidence)[:COLUMNS], sample)
 
 
 def top_classes(logits: torch.Tensor) -> torch.Tensor:
@@ -165,7 +201,7 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     """Evaluates the "best" or "last" weights of a run on `config.data`, with `run.device` and `run.amp` of `config`.
 
     Returns:
-        top1, top5 and loss; images, the number of images; and the record of `load_run`.
+        top1, top5 and loss; images, the number of images; the record of `load_run`; and predictions, a `Predictions`.
 
     Raises:
         ValueError: the data has other classes than the run, or the model does not take images of `data.image_size`.
@@ -179,5 +215,5 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     check_classes(f"the run in {directory}", classes, config.data.val, loader)
     saved = ModelConfig(record["model"], kwargs=record["kwargs"])
     check_model(replace(config, model=saved, augmentation=AugmentationConfig()), model.to(device), classes, device)
-    result = evaluate({"model": model}, loader, amp=autocast(config.run.amp, device))["model"]
-    return {**result, "images": loader.num_samples, "record": record}
+    found = predict_all(model, loader, autocast(config.run.amp, device), Distributed())
+    return {**found.scores, "images": loader.num_samples, "record": record, "predictions": found}
