@@ -225,7 +225,7 @@ def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):
     assert (tmp_path / "a/last.safetensors").read_bytes() == (tmp_path / "b/last.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "config.yaml", "log.jsonl"])
+@pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "config.yaml", "predictions.csv"])
 def test_a_directory_with_a_run_or_a_file_of_one_is_not_written_over(tmp_path, name):
     (tmp_path / name).write_text("mine")
     what = "a run in .*--resume" if name == "last.pt" else f"a {name} in"
@@ -276,7 +276,9 @@ def test_a_disk_that_is_full_before_the_first_checkpoint_leaves_nothing_to_resum
         patch.setattr(checkpoint, "atomic_write", fill)
         with pytest.raises(OSError, match=f"no space left for {tmp_path}/{name}: free .*, then start again by --over"):
             toy_trainer(tmp_path)
+    (tmp_path / "predictions.csv").touch()
     toy_trainer(tmp_path, overwrite=True)
+    assert not (tmp_path / "predictions.csv").exists()
 
 
 def test_a_run_without_a_finite_update_logs_null_and_its_seed_decides_its_weights(tmp_path):

@@ -11,13 +11,12 @@ from typing import Any, get_args
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import Path_fc, PositiveInt
 
 from .config import FIELDS, SECTIONS, Config, check, nearest
 from .config_file import explain_moved, find_config, read_layers, run_config
 from .distributed import USER_ERRORS, Distributed, Interrupted
 
-# Options that change an evaluation.
 FOR_EVALUATION = ("--config", "--data.", "--run.device", "--run.amp", "--checkpoint", "--json", "--csv", "--help")
 
 
@@ -34,8 +33,8 @@ def build_parser(**options: Any) -> ArgumentParser:
     add("--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again")
     add("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
     add("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
-    add("--json", metavar="FILE", help="file for scores, table of classes and confusions, for --evaluate")
-    add("--csv", metavar="FILE", help="file for the prediction of each image, for --evaluate")
+    add("--json", type=Path_fc, metavar="FILE", help="file for scores, classes and confusions, for --evaluate")
+    add("--csv", type=Path_fc, metavar="FILE", help="file for the prediction of each image, for --evaluate")
     help = "print configuration, updates, FLOPs and time of the run, and train nothing"
     add("--dry-run", action="store_true", help=help)
     help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
@@ -79,11 +78,11 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
     try:
         values = parser.parse_args([*(f"--config={layer}" for layer in layers), *argv])
     except ArgumentError as error:
-        message = " ".join(str(error).replace("Parser key ", "").split())
+        message = " ".join(str(error).replace("Parser key ", "").replace("Not of type Path_fc: ", "").split())
         if message.startswith("unrecognized arguments: "):
             option = message.split()[2].partition("=")[0]
-            use = FOR_EVALUATION if given.evaluate is not None else ""
-            known = [name for name in parser._option_string_actions if name.startswith(use)]
+            prefixes = "" if given.evaluate is None else FOR_EVALUATION
+            known = (name for name in parser._option_string_actions if name.startswith(prefixes))
             hint = explain_moved(option.lstrip("-")) or nearest(option, known)
             message = f"there is no option {option}; {hint}"
         if (found := re.match(r'"(.+?)": .* value: (.*)', message)) and (key := FIELDS.get(found[1])):

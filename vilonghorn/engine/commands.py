@@ -1,5 +1,6 @@
 """The steps of `vilonghorn train` and of train_imagenet.py: configuration, trainer, and what is printed."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,16 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from ..data.atomic_files import atomic_write, check_is_file, write_json
+from ..data.atomic_files import atomic_write, write_json
 from ..data.digits import write_digits
+from ..data.image_folder import printable
 from .checkpoint import RunDirectory
 from .command_line import parse
 from .config import Config
 from .distributed import Distributed
 from .dry_run import dry_run
 from .evaluate import evaluate_run, summarize
+from .predictions import hide_top5
 from .trainer import Trainer
 
 DIGITS = Path("data/digits")  # of configs/digits.yaml
@@ -65,18 +68,16 @@ def print_cost(config: Config, options: Namespace) -> None:
 def print_evaluation(config: Config, options: Namespace) -> None:
     """Measures the run in `config.run.dir` (--evaluate), prints the scores, writes the files of --json, --csv."""
     run, checkpoint = config.run.dir, options.checkpoint
-    files = {f"--{name}": Path(options[name]).expanduser() for name in ("json", "csv") if options[name] is not None}
-    for name, path in files.items():
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"{name} is {path}, but there is no folder {path.parent}: make it first")
-        check_is_file(path)
     result = evaluate_run(run, config, checkpoint)
     record, found = result["record"], result["predictions"]
     if Distributed().is_main:
         print(summarize(run, checkpoint, record, result))
-        if "--json" in files:
-            facts = {"run": run, "data": config.data.val, "checkpoint": checkpoint, "images": len(found.rows)}
-            write_json(files["--json"], facts | {k: record[k] for k in ("weights", "epoch")} | found.to_dict())
-        if "--csv" in files:
-            with atomic_write(files["--csv"]) as file:
+        if options.json:
+            scores = hide_top5(found.scores, len(found.names)).items()
+            facts = {"run": run, "data": printable(config.data.val), "images": len(found.rows)}
+            facts |= {"checkpoint": checkpoint, "weights": record["weights"], "epoch": record["epoch"]}
+            facts |= {name: score if math.isfinite(score) else None for name, score in scores}
+            write_json(options.json, facts | {"classes": found.per_class(), "confusions": found.confusions()})
+        if options.csv:
+            with atomic_write(options.csv) as file:
                 file.write(found.csv())

@@ -28,9 +28,7 @@ from .predictions import COLUMNS, ROWS, Prediction, Predictions
 CLASS_SCORES = ("top1", "top5", "loss")
 
 
-def class_scores(
-    model: Callable[..., torch.Tensor], images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast
-) -> torch.Tensor:
+def class_scores(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast) -> torch.Tensor:
     """The sums over a batch of `CLASS_SCORES`: hits in percent, and the cross-entropy."""
     with amp:
         logits = model(images)
@@ -95,20 +93,17 @@ def predict_all(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distri
             row = Prediction(index, files[index] if files else f"sample {index}", truth, *guesses, *scores)
             if row.guess != truth:
                 mistakes.append((image.float().cpu(), row))
-                mistakes[:] = sorted(mistakes, key=confidence)[:COLUMNS]
+                mistakes[:] = sorted(mistakes, key=lambda example: -example[1].probability)[:COLUMNS]
             elif len(rows) in sampled:
                 sample.append((image.float().cpu(), row))
             rows.append(row)
-        return class_scores(lambda _: logits, images, targets, amp)
-
-    def confidence(example: tuple[torch.Tensor, Prediction]) -> float:
-        return -example[1].probability
+        return class_scores(nn.Identity(), logits, targets, amp)
 
     scores = evaluate({"model": model}, loader, amp=amp, measure=measure)["model"]
-    parts = zip(*dist.gather((rows, mistakes, sample)))
-    rows, mistakes, sample = ([item for part in lists for item in part] for lists in parts)
+    rows, mistakes, sample = (sum(parts, []) for parts in zip(*dist.gather((rows, mistakes, sample))))
+    mistakes = sorted(mistakes, key=lambda example: -example[1].probability)[:COLUMNS]
     names = [printable(name) for name in loader.class_names or map(str, range(loader.num_classes))]
-    return Predictions(names, scores, sorted(rows), sorted(mistakes, key=confidence)[:COLUMNS], sample)
+    return Predictions(names, scores, sorted(rows), mistakes, sample)
 
 
 def top_classes(logits: torch.Tensor) -> torch.Tensor:

@@ -42,32 +42,21 @@ class Predictions:
 
     def confusions(self) -> list[dict[str, Any]]:
         """Pairs of a true and another predicted class (None: NaN) with their number of images, most frequent first."""
-        names = [*self.names, None]
-        counts = Counter((row.truth, row.guess) for row in self.rows if row.guess != row.truth)
-        return [{"images": n, "true": names[t], "predicted": names[g]} for (t, g), n in counts.most_common()]
+        counts = Counter((row.truth, row.guess) for row in self.rows if row.guess != row.truth).most_common()
+        return [{"images": n, "true": self.names[t], "predicted": [*self.names, None][g]} for (t, g), n in counts]
 
     def per_class(self) -> list[dict[str, Any]]:
-        """Images, and precision, recall and F1 in percent (None: undefined) of each class.
-
-        The lowest F1 comes first; classes without images come last.
-        """
+        """Images, and precision, recall and F1 in percent (None: undefined), of each class; the lowest F1 first."""
         from sklearn.metrics import precision_recall_fscore_support  # slow to import
 
         _, _, truth, guess, *_ = zip(*self.rows)
-        labels = np.arange(len(self.names))
-        columns = precision_recall_fscore_support(truth, guess, labels=labels, zero_division=np.nan)
+        options = {"labels": np.arange(len(self.names)), "zero_division": np.nan}
         found = []
-        for name, *scores, images in zip(self.names, *(column.tolist() for column in columns)):
-            precision, recall, f1 = (None if math.isnan(score) else 100 * score for score in scores)
+        for name, *scores, images in zip(self.names, *precision_recall_fscore_support(truth, guess, **options)):
+            precision, recall, f1 = (None if math.isnan(score) else 100 * float(score) for score in scores)
             f1 = f1 if images else None  # scikit-learn: 0 if the class was predicted
-            found.append({"class": name, "images": images, "precision": precision, "recall": recall, "f1": f1})
+            found.append({"class": name, "images": int(images), "precision": precision, "recall": recall, "f1": f1})
         return sorted(found, key=lambda row: (row["images"] == 0, row["f1"]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """What a JSON file holds: the scores (None: not finite), and the table of classes and the confusions."""
-        shown = hide_top5(self.scores, len(self.names))
-        scores = {name: score if math.isfinite(score) else None for name, score in shown.items()}
-        return {**scores, "classes": self.per_class(), "confusions": self.confusions()}
 
     def csv(self) -> bytes:
         """A CSV file with a row for each image; what is unknown is empty."""
@@ -75,7 +64,7 @@ class Predictions:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow("file true_class predicted_class probability second_class second_probability right".split())
         for _, file, truth, guess, second, *scores in self.rows:
-            probabilities = (f"{score:.6f}" if label >= 0 else "" for label, score in zip((guess, second), scores))
-            first, then = zip((names[guess], names[second]), probabilities)
+            labels = zip((guess, second), scores)
+            first, then = ((names[i], f"{score:.6f}" if i >= 0 else "") for i, score in labels)
             writer.writerow([file, names[truth], *first, *then, str(guess == truth).lower()])
         return text.getvalue().encode()

@@ -37,8 +37,7 @@ def draw_predictions(path: Path, found: Predictions, config: Config, weights: st
     for i, example in enumerate(examples, 1):
         if example is not None:
             image, row = example
-            axes = figure.add_subplot(rows, COLUMNS, i)
-            axes.set_axis_off()
+            axes = figure.add_subplot(rows, COLUMNS, i, xticks=[], yticks=[], frame_on=False)
             axes.imshow((image.permute(1, 2, 0) * std + mean).clamp(0, 1).numpy())
             is_right = row.guess == row.truth
             text = f"{[*found.names, 'NaN'][row.guess]} ({row.probability:.0%})"
@@ -46,8 +45,7 @@ def draw_predictions(path: Path, found: Predictions, config: Config, weights: st
             style = {"color": "black" if is_right else "red", "parse_math": False}
             fit_text(axes.set_title(text, fontsize=8, pad=2, **style), 1.0, 0.3)
             if not is_right:
-                place = {"transform": axes.transAxes, "horizontalalignment": "center", "verticalalignment": "top"}
-                fit_text(axes.text(0.5, -0.03, row.file, fontsize=7, **place, **style), 1.0, 0.12)
+                fit_text(axes.set_xlabel(row.file, fontsize=7, labelpad=2, **style), 1.0, 0.12)
     write_file(path, png(figure))
 
 
@@ -76,15 +74,13 @@ def draw_confidence(path: Path, found: Predictions) -> None:
     """Draws how many predictions have which probability, and how many of those are right."""
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     counts, reliability = figure.subplots(1, 2)
-    scores = [[row.probability for row in found.rows if (row.guess == row.truth) == is_right] for is_right in (0, 1)]
-    wrong, right = (np.histogram(part, BINS, (0, 1))[0] for part in scores)
-    centers = [100 * (i + 0.5) / BINS for i in range(BINS)]
-    counts.bar(centers, right, 90 / BINS, label="right")
-    counts.bar(centers, wrong, 90 / BINS, bottom=right, color="red", label="wrong")
+    parts = [[100 * row.probability for row in found.rows if (row.guess == row.truth) == right] for right in (1, 0)]
+    style = {"range": (0, 100), "stacked": True, "rwidth": 0.9, "color": ["C0", "red"], "label": ["right", "wrong"]}
+    (right, images), edges, _ = counts.hist(parts, BINS, **style)
     counts.set(xlabel="probability of the predicted class, %", ylabel="held-out images")
     counts.legend()
     reliability.plot([0, 100], [0, 100], color="gray", linestyle="--", label="right as often as probable")
-    reliability.plot(centers, 100 * right / np.where(right + wrong, right + wrong, np.nan), marker="o")
+    reliability.plot(edges[1:] - 50 / BINS, 100 * right / np.where(images, images, np.nan), marker="o")
     reliability.set(xlabel="probability of the predicted class, %", ylabel="right predictions, %")
     reliability.legend()
     for axes in (counts, reliability):

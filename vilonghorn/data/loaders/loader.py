@@ -71,9 +71,8 @@ class Loader(ABC):
     @property
     def sample_names(self) -> list[str] | None:
         """The files of an image folder, relative to it and printable, by sample index; None for a `.beton`."""
-        if not isinstance(self.data, ImageFolder):
-            return None
-        return [printable(os.path.relpath(path, self.data.path)) for path in self.data.paths]
+        paths = self.data.paths if isinstance(self.data, ImageFolder) else None
+        return paths and [printable(os.path.relpath(path, self.data.path)) for path in paths]
 
     def set_targets(self, targets: Any) -> None:
         """Replaces the labels: `targets[samples]`, of sample indices (B,), returns what is given, an array (B, ...)."""
