@@ -106,14 +106,15 @@ def test_names_of_classes_and_files_are_drawn_as_they_are_and_do_not_overlap(tmp
 
 
 @pytest.mark.parametrize(
-    ("classes", "words"), [(1, "There is one class only"), (3, "The scores of 4 images contain NaN")]
+    ("classes", "words"),
+    [(1, "There is one class only"), (3, "The scores of 4 images contain NaN"), (60, "10 classes are not shown")],
 )
 def test_a_page_says_that_there_is_one_class_only_or_that_scores_are_nan(tmp_path, classes, words):
     directory, config = RunDirectory(tmp_path / "-a 'b'"), toy_config(tmp_path, f"--data.val={tmp_path}")
     (tmp_path / "c d.png").touch()
     directory.open(config.to_dict(), {}, None, None)
     logits = torch.full((4, classes), math.nan) if classes > 1 else torch.ones(4, 1)
-    found = predicted(logits, torch.zeros(4).long(), [*"abc"][:classes], ["c d.png"] * 4)
+    found = predicted(logits, torch.zeros(4).long(), [*map(str, range(classes))], ["c d.png"] * 4)
     found.mistakes = [(torch.zeros(3, 8, 8), row) for _, row in found.mistakes]
     found.sample = [(torch.zeros(3, 8, 8), row) for _, row in found.sample]
     record = {"weights": "model", "epoch": 1, "kwargs": {"num_classes": classes}, "model": "m", **found.scores}
@@ -122,7 +123,7 @@ def test_a_page_says_that_there_is_one_class_only_or_that_scores_are_nan(tmp_pat
     result = {"weights": "model", "epochs": 1, "images": 4, "seconds": 1, "skipped": 0}
     write_report(directory, config, found, result)
     page = unescape((directory.path / "report.html").read_text())
-    assert (words in page) and "top-5" not in page
+    assert (words in page) and ("top-5" in page) == (classes > 5)
     assert f"vilonghorn predict '{tmp_path}/-a '\"'\"'b'\"'\"'' '{tmp_path}/c d.png'\n" in page
 
 
