@@ -24,6 +24,7 @@ from vilonghorn.data.atomic_files import atomic_folder
 from vilonghorn.data.image_folder import printable
 from vilonghorn.engine import load_run
 from vilonghorn.engine.evaluate import check_names, preprocessing
+from vilonghorn.engine.predictions import hide_top5
 from vilonghorn.layers import Mixer
 from vilonghorn.models.weights_file import pack
 
@@ -127,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder, (model, record) = options.folder, load_run(options.run, options.checkpoint)
     if not record["kwargs"]["num_classes"]:
         raise ValueError(f"{options.run} has learned without labels, no classifier: train from its weights first")
-    metrics = {f"{name[:3]}-{name[3:]} (%)": f"{record[name]:.2f}" for name in ("top1", "top5") if name in record}
+    shown = hide_top5(record, record["kwargs"]["num_classes"])
+    metrics = {f"{name[:3]}-{name[3:]} (%)": f"{shown[name]:.2f}" for name in ("top1", "top5") if name in shown}
     metrics["measured on"] = "the held-out images of the run"
     metrics["weights"] = f"{record['weights']} of epoch {record['epoch']}"
     model.pretrained_cfg["license"] = options.license

@@ -112,8 +112,12 @@ def test_evaluate_is_the_evaluation_of_train(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vilonghorn.cli.train.main", given.append)
     assert main(["evaluate", "runs/a"]) == 0
     assert main(["evaluate", "runs/a", "--data.val", "b", "--checkpoint", "last"]) == 0
-    command = ["--evaluate", "runs/a", "--checkpoint"]
-    assert given == [[*command, "best"], [*command, "last", "--data.val", "b"]]
+    assert main(["evaluate", "--csv", "c.csv", "-x a", "--json=j.json", "--run.amp=off"]) == 0
+    assert given == [
+        ["--evaluate=runs/a", "--checkpoint=best"],
+        ["--evaluate=runs/a", "--checkpoint=last", "--data.val", "b"],
+        ["--evaluate=-x a", "--checkpoint=best", "--json=j.json", "--csv=c.csv", "--run.amp=off"],
+    ]
 
 
 def test_a_report_of_the_environment_says_what_runs_and_why_not(monkeypatch, capsys):

@@ -1,12 +1,16 @@
 """Training as a person runs it: on an image folder, stopped, resumed, measured, and given nonsense."""
 
+import csv
 import importlib.util
 import inspect
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -19,7 +23,7 @@ from toy_run import OPTIONS
 import vilonghorn
 from vilonghorn.cli.train import train
 from vilonghorn.data import ImageFolder, write_beton
-from vilonghorn.engine import config_file, dry_run
+from vilonghorn.engine import commands, config_file, dry_run, load_run
 from vilonghorn.engine.command_line import load_config, run
 from vilonghorn.engine.config import FIELDS
 from vilonghorn.engine.config_file import config_names, configs_folder
@@ -46,6 +50,20 @@ def test_a_run_is_trained_and_measured_again_with_the_same_result(data, tmp_path
         assert capsys.readouterr().out.splitlines()[-1] == line
         assert re.fullmatch(rf"{scores}: {checkpoint} weights \(ema, epoch \d\) of {tmp_path}/run", line)
     assert "last weights (ema, epoch 6)" in trained[1]
+    scores, images = tmp_path / "scores.json", tmp_path / "images.csv"
+    others = tmp_path / "few"
+    shutil.copytree(data[-2].partition("=")[2], others)
+    [file.unlink() for file in others.glob("[2-9]/*")]
+    with pytest.warns(UserWarning, match="no image of 8 of 10 classes"):
+        train([f"--evaluate={tmp_path}/run", f"--data.val={others}", f"--json={scores}", f"--csv={images}"])
+    found, rows = json.loads(scores.read_text()), [*csv.DictReader(StringIO(images.read_text()))]
+    assert [row["file"] for row in rows] == sorted(str(path.relative_to(others)) for path in others.rglob("*.png"))
+    assert found["images"] == len(rows) == 4 and found["data"] == str(others) and found["checkpoint"] == "best"
+    assert found["top1"] == 25 * sum(row["right"] == "true" for row in rows) and found["top5"] >= found["top1"]
+    assert found["epoch"] == load_run(tmp_path / "run")[1]["epoch"] and found["weights"] == "ema"
+    assert [row["images"] for row in found["classes"]] == [2, 2, *[0] * 8] and found["classes"][9]["recall"] is None
+    assert sum(row["images"] for row in found["confusions"]) == sum(row["right"] == "false" for row in rows)
+    capsys.readouterr()
     with pytest.raises(ValueError, match="another optimizer.lr"):
         train([f"--resume={tmp_path}/run", "--optimizer.lr=1"])
     (tmp_path / "run").rename(tmp_path / "moved")
@@ -120,6 +138,27 @@ def test_what_cannot_run_is_refused_and_nothing_is_written(data, tmp_path, argv,
         train([*data, f"--run.dir={tmp_path}/run", *argv])
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--probe"], "there is no option --probe; expected one of --help, --config, --data.batch_size"),
+        (["--data.vall=x"], "did you mean --data.val"),
+        (["--csv={0}/no/a.csv"], "csv.: File is not creatable since parent directory does not exist: '{0}/no/a.csv'"),
+        (["--csv={0}/a", "--json={0}"], "json.: File is not creatable since path already exists: '{0}'"),
+    ],
+)
+def test_options_of_an_evaluation_are_checked_before_it_and_hints_name_what_applies(
+    tmp_path, options, words, monkeypatch
+):
+    monkeypatch.setattr(commands, "evaluate_run", pytest.fail)
+    config = load_config("digits", f"--run.dir={tmp_path}/run").to_dict()
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises((ValueError, OSError), match=words.format(tmp_path)):
+        train([f"--evaluate={tmp_path}", *(option.format(tmp_path) for option in options)])
+    with pytest.raises(ValueError, match="--json and --csv are for the evaluation of a run"):
+        train(["--json=a"])
 
 
 @pytest.mark.parametrize("option", ["--resume", "--evaluate"])

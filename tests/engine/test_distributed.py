@@ -167,4 +167,9 @@ def test_torchrun_restarts_after_a_kill_and_prints_how_to_resume_a_stopped_job(o
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(typed, shell=True, cwd=SCRIPT.parent, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and f"resuming {run} in epoch 1, after " in done.stdout, done.stderr
-    assert (run / "report.html").exists()
+    val = Path(next(option for option in options if option.startswith("--data.val=")).partition("=")[2])
+    rows = [line.split(",") for line in (run / "predictions.csv").read_text().splitlines()[1:]]
+    assert [row[0] for row in rows] == sorted(str(path.relative_to(val)) for path in val.rglob("*.png"))
+    right = sum(row[-1] == "true" for row in rows)
+    assert all(row[0].split("/")[0] == row[1] for row in rows) and (run / "report.html").exists()
+    assert 100 * right / len(rows) == pytest.approx(load_weights(run / "last.safetensors", tensors=False)[1]["top1"])

@@ -1,6 +1,7 @@
 """The loop: what one update does, what an epoch leaves, what is refused before it."""
 
 import base64
+import csv
 import errno
 import json
 import math
@@ -54,22 +55,28 @@ def test_a_run_learns_and_leaves_its_files_and_a_page(tmp_path, capsys, pictures
     assert result["top1"] > 80 and result["weights"] == "ema" and result["epochs"] == 15 and result["images"] == 32
     assert {file.name for file in tmp_path.iterdir()} == set(
         ".lock last.pt last.safetensors best.safetensors config.yaml environment.json classes.txt log.jsonl curves.png "
-        "confusion.png confidence.png predictions.png report.html tensorboard".split()
+        "confusion.png confidence.png predictions.png predictions.csv report.html tensorboard".split()
     )
     page = (tmp_path / "report.html").read_text()
     for name in ("curves", "confusion", "confidence", "predictions"):
         assert base64.b64encode((tmp_path / f"{name}.png").read_bytes()).decode() in page
     for which in ("best", "last"):
         record = load_weights(tmp_path / f"{which}.safetensors")[1]
-        scores = f"<td>{record['top1']:.2f} %</td><td>{record['top5']:.2f} %</td><td>{record['loss']:.4f}</td>"
+        scores = f"<td>{record['top1']:.2f} %</td><td>{record['loss']:.4f}</td>"
         assert f"<td>{which}</td><td>ema</td><td>{record['epoch']}</td>{scores}" in page
     assert escape((tmp_path / "config.yaml").read_text()) in page and "last weights (ema, epoch 15)" in page
+    assert "top-5" not in page and "vilonghorn evaluate " in page and "--what cam" in page
+    with open(tmp_path / "predictions.csv", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["file"] for row in rows] == [f"sample {i}" for i in range(32)]
+    assert [row["true_class"] for row in rows] == ["<a>", r"\x1b[31m", "c", "d"] * 8
+    assert 100 * sum(row["right"] == "true" for row in rows) / 32 == pytest.approx(result["top1"])
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["torch"] == torch.__version__ and environment["processes"] == 1
     assert environment["backends"]["reference"] == "ready"
     epochs = log_of(tmp_path, "epoch")
     assert [record["epoch"] for record in epochs] == list(range(1, 16))
-    assert epochs[-1]["ema"] == {key: result[key] for key in ("top1", "top5", "loss")}
+    assert epochs[-1]["ema"] == {key: result[key] for key in ("top1", "loss")}  # of four classes top-5 is 100%
     assert max(record["ema"]["top1"] for record in epochs) == result["best"]["top1"]
     assert epochs[result["best"]["epoch"] - 1]["ema"]["top1"] == result["best"]["top1"]
     assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
@@ -219,7 +226,7 @@ def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):
     assert (tmp_path / "a/last.safetensors").read_bytes() == (tmp_path / "b/last.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "config.yaml", "log.jsonl"])
+@pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "config.yaml", "predictions.csv"])
 def test_a_directory_with_a_run_or_a_file_of_one_is_not_written_over(tmp_path, name):
     (tmp_path / name).write_text("mine")
     what = "a run in .*--resume" if name == "last.pt" else f"a {name} in"
@@ -288,7 +295,9 @@ def test_a_disk_that_is_full_before_the_first_checkpoint_leaves_nothing_to_resum
         patch.setattr(checkpoint, "atomic_write", fill)
         with pytest.raises(OSError, match=f"no space left for {tmp_path}/{name}: free .*, then start again by --over"):
             toy_trainer(tmp_path)
+    (tmp_path / "predictions.csv").touch()
     toy_trainer(tmp_path, overwrite=True)
+    assert not (tmp_path / "predictions.csv").exists()
 
 
 def test_a_run_without_a_finite_update_logs_null_and_its_seed_decides_its_weights(tmp_path):

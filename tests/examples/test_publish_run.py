@@ -32,7 +32,12 @@ def test_a_run_is_published_with_its_classes(tmp_path, capsys):
     assert "local-dir:" in said and f"hf upload me/photos {out} ." in said
     assert json.loads((out / "config.json").read_text())["label_names"] == toy_run.ToyLoader.class_names
     card = (out / "README.md").read_text()
-    assert "top-1 (%)" in card and "hf-hub:me/photos" in card and "Class names:** a, b, c, d" in card
+    assert (
+        "top-1 (%)" in card
+        and "top-5" not in card
+        and "hf-hub:me/photos" in card
+        and "Class names:** a, b, c, d" in card
+    )
     assert "val.beton" not in card  # the path of data.val
     data = timm.data.resolve_data_config(model=timm.create_model(f"local-dir:{out}", pretrained=True))
     assert data["input_size"] == (3, 16, 16)

@@ -26,7 +26,7 @@ HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-25
 # There before the first checkpoint.
 STARTED = ("config.yaml", "environment.json", "classes.txt", "tensorboard", "log.jsonl")
 PICTURES = ("curves", "confusion", "confidence", "predictions", "reconstructions")
-RESULTS = ("last.safetensors", "best.safetensors", *(f"{name}.png" for name in PICTURES), "report.html")
+RESULTS = ("last.safetensors", "best.safetensors", "predictions.csv", "report.html", *(f"{n}.png" for n in PICTURES))
 
 
 def full_disk_explained(path: Path) -> AbstractContextManager[None]:

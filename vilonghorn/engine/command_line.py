@@ -11,11 +11,13 @@ from typing import Any, get_args
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import Path_fc, PositiveInt
 
 from .config import FIELDS, SECTIONS, Config, check, nearest
 from .config_file import explain_moved, find_config, read_layers, run_config
 from .distributed import USER_ERRORS, Distributed, Interrupted
+
+FOR_EVALUATION = ("--config", "--data.", "--run.device", "--run.amp", "--checkpoint", "--json", "--csv", "--help")
 
 
 def build_parser(**options: Any) -> ArgumentParser:
@@ -31,6 +33,8 @@ def build_parser(**options: Any) -> ArgumentParser:
     add("--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again")
     add("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
     add("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
+    add("--json", type=Path_fc, metavar="FILE", help="file for scores, classes and confusions, for --evaluate")
+    add("--csv", type=Path_fc, metavar="FILE", help="file for the prediction of each image, for --evaluate")
     help = "print updates, FLOPs and time of the run, and train nothing (--print_config prints its configuration)"
     add("--dry-run", action="store_true", help=help)
     help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
@@ -74,10 +78,12 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
     try:
         values = parser.parse_args([*(f"--config={layer}" for layer in layers), *argv])
     except ArgumentError as error:
-        message = " ".join(str(error).replace("Parser key ", "").split())
+        message = " ".join(str(error).replace("Parser key ", "").replace("Not of type Path_fc: ", "").split())
         if message.startswith("unrecognized arguments: "):
             option = message.split()[2].partition("=")[0]
-            hint = explain_moved(option.lstrip("-")) or nearest(option, parser._option_string_actions)
+            prefixes = "" if given.evaluate is None else FOR_EVALUATION
+            known = (name for name in parser._option_string_actions if name.startswith(prefixes))
+            hint = explain_moved(option.lstrip("-")) or nearest(option, known)
             message = f"there is no option {option}; {hint}"
         if (found := re.match(r'"(.+?)": .* value: (.*)', message)) and (key := FIELDS.get(found[1])):
             interval = f" in {key.metadata['interval']}" if "interval" in key.metadata else ""
@@ -86,6 +92,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
     for key, field in FIELDS.items():  # jsonargparse takes null for any key
         if values[key] is None and type(None) not in get_args(field.type):
             raise ValueError(f"{key} is null, expected a value: leave it out for its default")
+    if values.evaluate is None and (values.json is not None or values.csv is not None):
+        raise ValueError("--json and --csv are for the evaluation of a run: give --evaluate RUN, too")
     config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
     check(config)
     return config, values

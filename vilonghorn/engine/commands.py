@@ -1,18 +1,22 @@
 """The steps of `vilonghorn train` and of train_imagenet.py: configuration, trainer, and what is printed."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from ..data.atomic_files import atomic_write, write_json
 from ..data.digits import write_digits
+from ..data.image_folder import printable
 from .checkpoint import RunDirectory
 from .command_line import parse
 from .config import Config
 from .distributed import Distributed
 from .dry_run import dry_run
 from .evaluate import evaluate_run, summarize
+from .predictions import hide_top5
 from .trainer import Trainer
 
 DIGITS = Path("data/digits")  # of configs/digits.yaml
@@ -62,8 +66,18 @@ def print_cost(config: Config, options: Namespace) -> None:
 
 
 def print_evaluation(config: Config, options: Namespace) -> None:
-    """Measures the run in `config.run.dir` (--evaluate), and prints the scores."""
+    """Measures the run in `config.run.dir` (--evaluate), prints the scores, writes the files of --json, --csv."""
     run, checkpoint = config.run.dir, options.checkpoint
     result = evaluate_run(run, config, checkpoint)
+    record, found = result["record"], result["predictions"]
     if Distributed().is_main:
-        print(summarize(run, checkpoint, result["record"], result))
+        print(summarize(run, checkpoint, record, result))
+        if options.json:
+            scores = hide_top5(found.scores, len(found.names)).items()
+            facts = {"run": run, "data": printable(config.data.val), "images": len(found.rows)}
+            facts |= {"checkpoint": checkpoint, "weights": record["weights"], "epoch": record["epoch"]}
+            facts |= {name: score if math.isfinite(score) else None for name, score in scores}
+            write_json(options.json, facts | {"classes": found.per_class(), "confusions": found.confusions()})
+        if options.csv:
+            with atomic_write(options.csv) as file:
+                file.write(found.csv())

@@ -23,6 +23,11 @@ USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError)  # errors t
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
+def shell_path(path: str | Path) -> str:
+    """A path as one argument in a shell, which is no option and is not expanded."""
+    return shlex.quote(f"./{path}" if str(path).startswith(("-", "~")) else str(path))
+
+
 class PeerFailed(OSError):
     """Another process of the run failed or died."""
 
@@ -59,7 +64,7 @@ class Distributed:
             command = f"torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint={endpoint}"
         command = f"{command} --nproc-per-node={self.local_size} -m " if self.world_size > 1 else ""
         on_each = f"on each of the {nodes} machines " if nodes > 1 else ""
-        return f"resume {on_each}with: {command}vilonghorn train --resume {shlex.quote(str(directory))}"
+        return f"resume {on_each}with: {command}vilonghorn train --resume {shell_path(directory)}"
 
     def shutdown(self) -> None:
         """Destroys the process group, if there is one."""

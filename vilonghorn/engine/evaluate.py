@@ -24,6 +24,7 @@ from .device import autocast, pick_device
 from .distributed import Distributed
 from .loaders import build_loader, check_classes
 from .model_setup import check_model
+from .predictions import COLUMNS, ROWS, Prediction, Predictions
 
 CLASS_SCORES = ("top1", "top5", "loss")
 
@@ -74,6 +75,36 @@ def evaluate(
             on_batch()
     totals = {name: dist.sum(own.tolist()) for name, own in sums.items()}
     return {name: {key: total / own[-1] for key, total in zip(names, own)} for name, own in totals.items()}
+
+
+def predict_all(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distributed) -> Predictions:
+    """Classifies the held-out images, each process its part, and returns scores and predictions for all of them."""
+    count = max(1, COLUMNS * (ROWS - 1) // dist.world_size)
+    sampled = set(torch.linspace(0, len(loader) * loader.batch_size - 1, count).long().tolist())
+    files = getattr(loader, "sample_names", None)  # a loader of the user's own may have none
+    rows, mistakes, sample = [], [], []
+
+    def measure(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast) -> torch.Tensor:
+        with amp:
+            logits = model(images).float()
+        classes = F.pad(top_classes(logits)[:, :2], (0, max(0, 2 - logits.shape[1])), value=-1)
+        probabilities = logits.softmax(1).gather(1, classes.clamp(0)).nan_to_num()
+        for image, truth, guesses, scores in zip(images, *map(torch.Tensor.tolist, (targets, classes, probabilities))):
+            index = dist.rank + dist.world_size * len(rows)
+            row = Prediction(index, files[index] if files else f"sample {index}", truth, *guesses, *scores)
+            if row.guess != truth:
+                mistakes.append((image.float().cpu(), row))
+                mistakes[:] = sorted(mistakes, key=lambda example: -example[1].probability)[:COLUMNS]
+            elif len(rows) in sampled:
+                sample.append((image.float().cpu(), row))
+            rows.append(row)
+        return class_scores(nn.Identity(), logits, targets, amp)
+
+    scores = evaluate({"model": model}, loader, amp=amp, measure=measure)["model"]
+    rows, mistakes, sample = (sum(parts, []) for parts in zip(*dist.gather((rows, mistakes, sample))))
+    mistakes = sorted(mistakes, key=lambda example: -example[1].probability)[:COLUMNS]
+    names = [printable(name) for name in loader.class_names or map(str, range(loader.num_classes))]
+    return Predictions(names, scores, sorted(rows), mistakes, sample)
 
 
 def top_classes(logits: torch.Tensor) -> torch.Tensor:
@@ -178,7 +209,7 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     """Evaluates the "best" or "last" weights of a run on `config.data`, with `run.device` and `run.amp` of `config`.
 
     Returns:
-        top1, top5 and loss; images, the number of images; and the record of `load_run`.
+        top1, top5 and loss; images, the number of images; the record of `load_run`; and predictions, a `Predictions`.
 
     Raises:
         ValueError: the data has other classes than the run, or the model does not take images of `data.image_size`.
@@ -196,5 +227,5 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
         raise ValueError(f"{changed}: give held-out images by --data.val, or {config.data.train} as it was")
     saved = ModelConfig(record["model"], kwargs=record["kwargs"])
     check_model(replace(config, model=saved, augmentation=AugmentationConfig()), model.to(device), classes, device)
-    result = evaluate({"model": model}, loader, amp=autocast(config.run.amp, device))["model"]
-    return {**result, "images": loader.num_samples, "record": record}
+    found = predict_all(model, loader, autocast(config.run.amp, device), Distributed())
+    return {**found.scores, "images": loader.num_samples, "record": record, "predictions": found}

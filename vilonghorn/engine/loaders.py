@@ -154,7 +154,7 @@ def build_loader(
 def check_classes(train: str | None, num_classes: int, val: str | None, loader: Any) -> None:
     """Raises ValueError if there are fewer than two classes, or held-out data has more or fewer than `num_classes`.
 
-    `train` names the training data or the model, `val` the held-out data; None: they have no name. Warns if both are the
+    `train` names the training data or the model, `val` the held-out data, if they have names. Warns if both are the
     same data.
     """
     name, held_out = train or "the training data", val or "the held-out data"

@@ -20,6 +20,7 @@ from .evaluate import average_lags, evaluate, quality
 from .loaders import Source, build_loader, check_classes, open_data
 from .logger import RunLogger, mean_loss
 from .model_setup import explain_model_errors, model_kwargs
+from .predictions import hide_top5
 from .train_state import Batch, Progress, StepCounter, TrainState
 
 FEW_UPDATES = 20  # in an epoch
@@ -176,7 +177,8 @@ class Trainer:
         progress.results = evaluate(state.models, self.val_loader, amp=state.amp, on_batch=stop.check, **task)
         progress.seconds = time.monotonic() - self.start
         train_loss, result = mean_loss(progress.losses), progress.results[state.reported]
-        self.logger.write("epoch", progress, train_loss=train_loss, **progress.results)
+        shown = {name: hide_top5(scores, state.num_classes) for name, scores in progress.results.items()}
+        self.logger.write("epoch", progress, train_loss=train_loss, **shown)
         progress.epoch, progress.batch, progress.losses = progress.epoch + 1, 0, []
         is_best = not progress.best or quality(result) > quality(progress.best)
         if is_best:

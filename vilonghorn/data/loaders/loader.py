@@ -3,6 +3,7 @@
 A loader chooses the samples of an epoch and of a rank, and augments a batch on its device.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..augment import Augmentation
 from ..beton.format import Beton
-from ..image_folder import ImageFolder
+from ..image_folder import ImageFolder, printable
 from ..rng import sample_of, seeded, training_order, uniform
 from .config import LoaderConfig
 from .processes import ignore_signals, read_batches
@@ -68,6 +69,12 @@ class Loader(ABC):
     def __len__(self) -> int:
         """Batches in an epoch of one rank."""
         return -(-len(range(self.num_samples)[self._of_rank]) // self.batch_size)
+
+    @property
+    def sample_names(self) -> list[str] | None:
+        """The files of an image folder, relative to it and printable, by sample index; None for a `.beton`."""
+        paths = self.data.paths if isinstance(self.data, ImageFolder) else None
+        return paths and [printable(os.path.relpath(path, self.data.path)) for path in paths]
 
     def set_targets(self, targets: Any) -> None:
         """Replaces the labels: `targets[samples]`, of sample indices (B,), returns what is given, an array (B, ...)."""

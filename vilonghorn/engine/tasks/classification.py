@@ -10,12 +10,11 @@ from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy
 from torch import Tensor
 
-from ...data.image_folder import printable
 from ..checkpoint import RunDirectory
 from ..config import Config
 from ..distributed import Distributed
-from ..evaluate import CLASS_SCORES, class_scores
-from ..report import predict_all, write_report
+from ..evaluate import CLASS_SCORES, class_scores, predict_all
+from ..report import write_report
 from .task import Task
 
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ class Classification(Task):
     def report(self, state: "TrainState", loader: Any, directory: RunDirectory, result: dict[str, Any]) -> None:
         """Writes the report with predictions, mistakes and confusions."""
         dist = Distributed()
-        names = loader.class_names or map(str, range(loader.num_classes))
         found = predict_all(state.models[state.reported], loader, state.amp, dist)
         if dist.is_main:
-            write_report(directory, state.config, [printable(name) for name in names], found, result)
+            write_report(directory, state.config, found, result)
