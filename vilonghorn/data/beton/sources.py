@@ -81,21 +81,21 @@ def _open_table(source: str, max_pixels: int) -> Samples:
 
 
 def _open_tars(source: str, max_pixels: int) -> Samples:
-    from webdataset import WebDataset
-    from webdataset.shardlists import expand_urls
-
-    def samples() -> Iterator[Sample]:
-        for parts in WebDataset(source, shardshuffle=False):
-            images = [content for extension, content in parts.items() if f".{extension}" in EXTENSIONS]
-            label = parts.get("cls", b"").strip()
-            name = printable(f"{parts['__url__']}: {parts['__key__']}")
-            image = images[0] if len(images) == 1 else None
-            yield name, partial(_read, name, image, int(label) if label.isdigit() else label, max_pixels)
-
-    return samples(), sum(map(_count_labels, expand_urls(source))), None
+    from webdataset import WebDataset, shardlists
+    samples = map(partial(tar_sample, max_pixels), WebDataset(source, shardshuffle=False))
+    return samples, sum(map(count_labels, shardlists.expand_urls(source))), None
 
 
-def _count_labels(path: str) -> int:
+def tar_sample(max_pixels: int, parts: dict[str, Any]) -> Sample:
+    """The name and the reader of a sample of webdataset: contents by extension, `__url__` and `__key__`."""
+    images = [content for extension, content in parts.items() if f".{extension}" in EXTENSIONS]
+    label = parts.get("cls", b"").strip()
+    name = printable(f"{parts['__url__']}: {parts['__key__']}")
+    image = images[0] if len(images) == 1 else None
+    return name, partial(_read, name, image, int(label) if label.isdigit() else label, max_pixels)
+
+
+def count_labels(path: str) -> int:
     """Number of `.cls` files in a tar file, which is checked to its end: tarfile stops at a damaged header silently."""
     names: set[str] = set()
     try:

@@ -1,0 +1,175 @@
+"""Trains UPerNet on your own images and PNG masks, and measures the IoU of each class.
+
+`python examples/segment_masks.py --train IMAGES MASKS --val IMAGES MASKS --classes background leaf --out FOLDER`;
+`scenes.py` writes an example. Image `a/b.jpg` has the mask `b.png`, whose pixels are class numbers: 0 for the first of
+`--classes`, 255 for pixels that are ignored in loss and IoU. Masks are gray of 8 or 16 bits, black and white (0 and 1)
+or palettes, whose indices are the numbers. A mask has the size of the upright photograph: `read_image` turns it as its
+EXIF orientation says. Every file is decoded before training, and all problems are listed.
+`segment_masks.load(FOLDER/weights.safetensors)` gives the model and its class names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import common
+import numpy as np
+import segmentation_models_pytorch as smp
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import ExifTags, Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics.classification import MulticlassJaccardIndex
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from vilonghorn import read_image
+from vilonghorn.data.image_folder import EXTENSIONS
+
+IGNORED = 255
+STRIDE = 32  # sides of the images that UPerNet takes are multiples of it
+
+
+class Segmenter(nn.Module):
+    """UPerNet on a vilonghornv2 backbone: images (B, 3, H, W) from 0 to 1 to logits (B, classes, H, W), of any size."""
+
+    def __init__(self, backbone: str, classes: int, pretrained: bool = False) -> None:
+        super().__init__()
+        maps = timm.create_model(backbone, features_only=True)
+        weights = True if pretrained else None
+        options = dict(encoder_weights=weights, encoder_depth=1 + len(maps.feature_info), decoder_channels=64)
+        self.model = smp.create_model("upernet", f"tu-{backbone}", classes=classes, **options)
+        config = maps.model.pretrained_cfg
+        self.normalize = v2.Normalize(config["mean"], config["std"])
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        padded = F.pad(self.normalize(images), (0, -width % STRIDE, 0, -height % STRIDE))
+        return self.model(padded)[..., :height, :width]
+
+
+def read_mask(path: Path, classes: int) -> np.ndarray:
+    """Class numbers and `IGNORED`, (H, W) uint8. Raises ValueError if the file is something else."""
+    try:
+        with Image.open(path, formats=["PNG"]) as mask:
+            mode, bits = mask.mode, mask.tile[0].args
+            turned = mask.getexif().get(ExifTags.Base.Orientation, 1) != 1
+            values = np.asarray(mask)
+    except Exception as error:  # decoders raise nearly any exception on a damaged file
+        raise ValueError(f"{path}: not a readable PNG file ({error})") from error
+    if mode not in ("1", "L", "P", "I;16"):
+        remedy = "write one channel of class numbers, such as numpy.where((rgb == (255, 0, 0)).all(2), 1, 0)"
+        raise ValueError(f"{path}: a mask of mode {mode}, expected gray or a palette: {remedy}")
+    if mode == "L" and bits != "L":  # Pillow scales them to 0..255
+        raise ValueError(f"{path}: a gray mask of {bits[2:]} bits, expected 8 or 16: write it as 8 bits")
+    if turned:
+        raise ValueError(f"{path}: a mask with an EXIF orientation: write it upright, without EXIF")
+    wrong = np.setdiff1d(values, [*range(classes), IGNORED])
+    if len(wrong):
+        found = f"{', '.join(map(str, wrong[:10].tolist()))}{', ...' * (len(wrong) > 10)}"
+        raise ValueError(
+            f"{path}: class number(s) {found}; expected 0 to {classes - 1}, or {IGNORED} for ignored pixels"
+        )
+    return values.astype(np.uint8)
+
+
+class ImagesWithMasks(Dataset):
+    """Images (3, H, W) float32 from 0 to 1 and masks (H, W) uint8; `problems` lists what is wrong with the files."""
+
+    def __init__(self, images: Path, masks: Path, classes: int, augment: list[nn.Module]) -> None:
+        self.classes, self.transform = classes, v2.Compose([*augment, v2.ToDtype(torch.float32, scale=True)])
+        pictures = sorted(path for path in images.iterdir() if path.suffix.lower() in EXTENSIONS)
+        found = {path.stem: path for path in sorted(masks.iterdir()) if path.suffix.lower() == ".png"}
+        counts = Counter(path.stem for path in pictures)
+        self.pairs = [(path, found[path.stem]) for path in pictures if path.stem in found]
+        self.problems = [] if pictures else [f"{images}: there are no images"]
+        self.problems += [
+            f"{path}: there is no mask {masks / path.stem}.png" for path in pictures if path.stem not in found
+        ]
+        self.problems += [
+            f"{path}: there is no image of this name in {images}" for stem, path in found.items() if not counts[stem]
+        ]
+        self.problems += [
+            f"{images}: {n} images are named {stem}; one mask is for one" for stem, n in counts.items() if n > 1
+        ]
+        sizes, unread = common.check(lambda path: read_image(path).size, pictures)
+        shapes, wrong = common.check(lambda path: read_mask(path, classes).shape[::-1], list(found.values()))
+        self.problems += unread + wrong
+        for image, mask in self.pairs:
+            a, b = sizes.get(image), shapes.get(mask)
+            if a and b and a != b:
+                turned = "; the photograph is turned by its EXIF orientation: turn the mask, too" * (a == b[::-1])
+                self.problems.append(f"{mask}: {b[0]}x{b[1]} pixels, but {image} has {a[0]}x{a[1]} upright{turned}")
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image, mask = self.pairs[index]
+        pixels = tv_tensors.Image(v2.functional.pil_to_tensor(read_image(image)))
+        return self.transform(pixels, tv_tensors.Mask(torch.from_numpy(read_mask(mask, self.classes))))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset, size: int, classes: int, device: torch.device) -> Tensor:
+    """IoU (classes,) over all pixels of the masks; NaN for a class that is neither in the masks nor predicted.
+
+    Images are scaled to a longer side of `size`, and the logits to the size of the mask.
+    """
+    metric = MulticlassJaccardIndex(classes, average="none", ignore_index=IGNORED, zero_division=float("nan"))
+    scale = v2.Resize(None, max_size=size)
+    for image, mask in data:
+        logits = F.interpolate(model(scale(image)[None].to(device)), mask.shape, mode="bilinear")
+        metric.update(logits.argmax(1).cpu(), mask[None])
+    return metric.compute()
+
+
+def cross_entropy(logits: Tensor, masks: Tensor) -> Tensor:
+    """The mean over pixels that are not ignored; 0 if all are."""
+    total = F.cross_entropy(logits, masks.long(), ignore_index=IGNORED, reduction="sum")
+    return total / (masks != IGNORED).sum().clamp(min=1)
+
+
+def load(path: str | Path) -> tuple[nn.Module, list[str]]:
+    """The model of a file of weights, in evaluation mode, and the names of its classes."""
+    model, record = common.load(Path(path), Segmenter)
+    return model, record["classes"]
+
+
+def main(argv: list[str] | None = None) -> float:
+    """Trains and measures; returns the mean IoU on the held-out images."""
+    parser = common.own_options(__doc__, "MASKS", epochs=20, batch=8, lr=2e-3)
+    parser.add_argument("--classes", nargs="+", required=True, metavar="NAME", help="names of the classes 0, 1, ...")
+    parser.add_argument("--size", type=int, default=256, help="side of the training crops, and longer side of others")
+    args = common.parse_own(parser, argv)
+    if not 2 <= len(args.classes) <= IGNORED:
+        parser.error(f"--classes has {len(args.classes)} names, expected 2 to {IGNORED}")
+    augment = [v2.RandomResizedCrop(args.size, (0.25, 1.0)), v2.RandomHorizontalFlip(0.5 * args.flip)]
+    train = ImagesWithMasks(*args.train, len(args.classes), [*augment, v2.ColorJitter(0.2, 0.2, 0.2)])
+    val = ImagesWithMasks(*args.val, len(args.classes), [])
+    problems = train.problems + val.problems
+    if not problems and not 2 <= args.batch <= len(train):
+        problems = [f"--batch is {args.batch}, expected 2 (BatchNorm) to {len(train)}, the number of images"]
+    common.refuse(problems)
+    record, device = dict(backbone=args.backbone, classes=len(args.classes)), torch.device(args.device)
+    model = Segmenter(**record, pretrained=args.pretrained).to(device)
+    loader = DataLoader(train, args.batch, shuffle=True, drop_last=True, num_workers=args.workers)
+
+    def loss(batch: list[Tensor]) -> Tensor:
+        return cross_entropy(model(batch[0].to(device)), batch[1].to(device))
+
+    common.optimize(model, loss, common.endless(loader), args.epochs * len(loader), args.lr)
+    scores = evaluate(model, val, args.size, len(args.classes), device)
+    common.save(args.out / common.WEIGHTS, model, dict(build=record, classes=args.classes))
+    for name, score in zip(args.classes, scores.tolist()):
+        print(f"{name}: IoU {score:.3f}")
+    print(f"held out: mean IoU {scores.nanmean():.3f} on {len(val)} images")
+    print(f"load them with segment_masks.load('{args.out / common.WEIGHTS}')")
+    return scores.nanmean().item()
+
+
+if __name__ == "__main__":
+    main()
