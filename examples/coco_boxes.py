@@ -37,7 +37,7 @@ def read_coco(folder: Path, file: Path) -> tuple[dict[str, list[dict]], list[str
         entries = [(f"{kind}[{i}]", kind, entry) for kind in KEYS for i, entry in enumerate(content[kind])]
         problems = [f"{name} has no {key}" for name, kind, entry in entries for key in KEYS[kind] if key not in entry]
         problems = problems or list(find_problems(folder, content))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OSError) as error:
         content, problems = {}, [f"not a COCO file with images, annotations and categories ({error!r})"]
     return content, [f"{file}: {problem}" for problem in problems]
 
@@ -59,17 +59,19 @@ def find_problems(folder: Path, content: dict[str, list[dict]]) -> Iterator[str]
             yield f"{image['file_name']} has {found[0]}x{found[1]} pixels, but the file says {given}{turned}"
     names = {category["id"] for category in content["categories"]}
     for annotation in content["annotations"]:
-        name, box, image = f"annotation {annotation['id']}", annotation["bbox"], images.get(annotation["image_id"])
-        if image is None:
+        name, box = f"annotation {annotation['id']}", annotation["bbox"]
+        if annotation["image_id"] not in images:
             yield f"{name}: its image_id {annotation['image_id']} is not the id of an image"
         if annotation["category_id"] not in names:
             yield f"{name}: its category_id {annotation['category_id']} is not the id of a category"
-        if len(box) != 4 or not all(map(math.isfinite, box)) or min(box[2:]) <= 0:
+        numbers = box if isinstance(box, list) and all(isinstance(value, int | float) for value in box) else []
+        size = sizes.get(paths.get(annotation["image_id"]))
+        if len(numbers) != 4 or not all(map(math.isfinite, numbers)) or min(numbers[2:]) <= 0:
             yield f"{name}: bbox is {box}, expected [left, top, width, height], the last two above 0"
-        elif image:
-            beyond = max(-box[0], -box[1], box[0] + box[2] - image["width"], box[1] + box[3] - image["height"])
+        elif size:
+            beyond = max(-box[0], -box[1], box[0] + box[2] - size[0], box[1] + box[3] - size[1])
             if beyond > 1 or beyond >= min(box[2:]):  # 1 pixel may come from rounding
-                yield f"{name}: bbox is {box}, beyond its image of {image['width']}x{image['height']} pixels"
+                yield f"{name}: bbox is {box}, beyond its image of {size[0]}x{size[1]} pixels"
 
 
 class CocoBoxes(Dataset):

@@ -155,9 +155,10 @@ def parse_own(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> ar
     for name in ("epochs", "batch", "size"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}, expected at least 1")
-    missing = [str(path) for path in (*args.train, *args.val) if not path.exists()]
-    if missing:
-        parser.error(f"there is no {', no '.join(missing)}")
+    wrong = [f"there is no folder {path}" for path, _ in (args.train, args.val) if not path.is_dir()]
+    wrong += [f"there is no {path}" for _, path in (args.train, args.val) if not path.exists()]
+    if wrong:
+        parser.error("; ".join(wrong))
     if (args.out / WEIGHTS).exists():
         parser.error(f"{args.out / WEIGHTS} exists: give another --out")
     if not timm.is_model(args.backbone):
@@ -208,6 +209,8 @@ def save(path: Path, model: nn.Module, record: Mapping[str, Any]) -> None:
 def load(path: Path, build: Callable[..., nn.Module]) -> tuple[nn.Module, dict[str, Any]]:
     """The model that `save` wrote, made by `build(**record["build"])`, in evaluation mode, and its record."""
     with safetensors.safe_open(path, "pt") as file:
+        if "record" not in (file.metadata() or {}):
+            raise ValueError(f"{path} has no record of a model: expected weights that this script has saved")
         record = json.loads(file.metadata()["record"])
         model = build(**record["build"])
         model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})

@@ -82,21 +82,23 @@ class ImagesWithMasks(Dataset):
     def __init__(self, images: Path, masks: Path, classes: int, augment: list[nn.Module]) -> None:
         self.classes, self.transform = classes, v2.Compose([*augment, v2.ToDtype(torch.float32, scale=True)])
         pictures = sorted(path for path in images.iterdir() if path.suffix.lower() in EXTENSIONS)
-        found = {path.stem: path for path in sorted(masks.iterdir()) if path.suffix.lower() == ".png"}
-        counts = Counter(path.stem for path in pictures)
+        files = sorted(path for path in masks.iterdir() if path.suffix.lower() == ".png")
+        found, names = {path.stem: path for path in files}, {path.stem for path in pictures}
         self.pairs = [(path, found[path.stem]) for path in pictures if path.stem in found]
         self.problems = [] if pictures else [f"{images}: there are no images"]
+        for path in pictures:
+            if path.stem not in found:
+                self.problems.append(f"{path}: there is no mask {masks / path.stem}.png")
         self.problems += [
-            f"{path}: there is no mask {masks / path.stem}.png" for path in pictures if path.stem not in found
+            f"{path}: there is no image of this name in {images}" for path in files if path.stem not in names
         ]
-        self.problems += [
-            f"{path}: there is no image of this name in {images}" for stem, path in found.items() if not counts[stem]
-        ]
-        self.problems += [
-            f"{images}: {n} images are named {stem}; one mask is for one" for stem, n in counts.items() if n > 1
-        ]
+        for folder, own in ((images, pictures), (masks, files)):
+            counts = Counter(path.stem for path in own)
+            self.problems += [
+                f"{folder}: {n} files are named {stem}; expected one" for stem, n in counts.items() if n > 1
+            ]
         sizes, unread = common.check(lambda path: read_image(path).size, pictures)
-        shapes, wrong = common.check(lambda path: read_mask(path, classes).shape[::-1], list(found.values()))
+        shapes, wrong = common.check(lambda path: read_mask(path, classes).shape[::-1], files)
         self.problems += unread + wrong
         for image, mask in self.pairs:
             a, b = sizes.get(image), shapes.get(mask)

@@ -1,6 +1,8 @@
 """Detection and segmentation of one's own images: a short run, weights that load, and every problem of the data."""
 
 import json
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -42,6 +44,16 @@ def save_turned(path, size):
     Image.new("RGB", size).save(path, exif=exif)
 
 
+def gray_of_4_bits(side) -> bytes:
+    """A PNG file of zeros, which Pillow cannot write."""
+    rows = zlib.compress(bytes((1 + side // 2) * side))
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", side, side, 4, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+    chunks = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
 def refused(main, arguments, capsys) -> list[str]:
     with pytest.raises(SystemExit) as end:
         main(arguments)
@@ -51,7 +63,7 @@ def refused(main, arguments, capsys) -> list[str]:
 
 def arguments(folder, annotations, out, *more):
     data = [str(folder / name.format(split)) for split in ("train", "val") for name in ("{}", annotations)]
-    brief = ["--epochs", "1", "--batch", "2", "--size", "64", "--no-flip"]
+    brief = ["--epochs", "1", "--batch", "4", "--size", "64", "--no-flip"]
     return ["--train", *data[:2], "--val", *data[2:], "--out", str(out), *brief, *more]
 
 
@@ -90,7 +102,7 @@ def test_every_problem_of_a_coco_file_is_listed(script, scenes, tmp_path, capsys
     def damage(coco):
         coco["annotations"] = [
             dict(id=n, image_id=0, category_id=90, bbox=box)
-            for n, box in enumerate([[1, 1, 0, 5], [1, 1, 5, -2], [60, 1, 9, 9], [1, 1, 5], [float("nan"), 1, 5, 5]])
+            for n, box in enumerate([[1, 1, 0, 5], [1, 1, 5, -2], [60, 1, 9, 9], "1155", [float("nan"), 1, 5, 5]])
         ]
         coco["annotations"] += [dict(id=9, image_id=n, category_id=n, bbox=[1, 1, 5, 5]) for n in (0, 77)]
         coco["images"][1]["width"] = 63
@@ -110,7 +122,7 @@ def test_every_problem_of_a_coco_file_is_listed(script, scenes, tmp_path, capsys
         "annotation 0: bbox is [1, 1, 0, 5], expected [left, top, width, height]",
         "annotation 1: bbox is [1, 1, 5, -2]",
         "annotation 2: bbox is [60, 1, 9, 9], beyond its image of 64x64 pixels",
-        "annotation 3: bbox is [1, 1, 5], expected",
+        "annotation 3: bbox is 1155, expected",
         "annotation 4: bbox is [nan, 1, 5, 5], expected",
         "annotation 9: its category_id 0 is not the id of a category",
         "annotation 9: its image_id 77 is not the id of an image",
@@ -122,7 +134,7 @@ def test_every_problem_of_a_coco_file_is_listed(script, scenes, tmp_path, capsys
     (scenes / "val.json").write_text("[1")
     assert "val.json: not a COCO file" in refused(main, arguments(scenes, "{}.json", tmp_path / "out"), capsys)[-2]
     gone = arguments(scenes, "no-{}.json", tmp_path / "out")
-    assert refused(main, gone, capsys)[-1].endswith(f"{scenes}/no-train.json, no {scenes}/no-val.json")
+    assert refused(main, gone, capsys)[-1].endswith(f"no {scenes}/no-train.json; there is no {scenes}/no-val.json")
 
 
 CLASSES = ["--classes", "background", *"0123456789"]
@@ -170,21 +182,24 @@ def test_every_problem_of_the_masks_is_listed(script, scenes, tmp_path, capsys):
     Image.new("L", (50, 34)).save(masks / "turned.png")
     for name in ("00003.jpg", "bits.png"):
         Image.new("L", (64, 64)).save(scenes / "train" / name)
-    Image.new("P", (64, 64)).save(masks / "bits.png", bits=4)
-    gray4 = (masks / "bits.png").read_bytes()
-    (masks / "bits.png").write_bytes(gray4[:40])
+    (masks / "bits.png").write_bytes(gray_of_4_bits(64))
+    (scenes / "train" / "half.png").write_bytes(gray_of_4_bits(64))
+    (masks / "half.png").write_bytes(gray_of_4_bits(64)[:60])
+    Image.new("L", (64, 64)).save(masks / "half.PNG", "PNG")
     Image.new("L", (64, 63)).save(scenes / "val_masks" / "00001.png")
     main = script("examples/segment_masks").main
     said = refused(main, arguments(scenes, "{}_masks", tmp_path / "out", *CLASSES), capsys)
     expected = [
         f"{scenes}/train/00000.png: there is no mask {masks}/00000.png",
         f"{masks}/other.png: there is no image of this name",
-        "2 images are named 00003; one mask is for one",
+        "train: 2 files are named 00003; expected one",
+        "train_masks: 2 files are named half; expected one",
         "00001.png: a mask of mode RGB, expected gray or a palette: write one channel of class numbers",
         "00002.png: class number(s) 200; expected 0 to 10, or 255",
-        "bits.png: not a readable PNG file",
+        "bits.png: a gray mask of 4 bits, expected 8 or 16",
+        "half.png: not a readable PNG file",
         "turned.png: 50x34 pixels, but",
         "val_masks/00001.png: 64x63 pixels, but",
-        "error: 8 problem(s) in the data; nothing was trained",
+        "error: 10 problem(s) in the data; nothing was trained",
     ]
     assert len(said) == len(expected) and all(part in line for part, line in zip(expected, said))
