@@ -67,7 +67,7 @@ def load(path: str | Path) -> tuple[nn.Module, dict[int, str]]:
 
 def main(argv: list[str] | None = None) -> float:
     """Trains and measures; returns the mAP on the held-out images."""
-    parser = common.own_options(__doc__, "annotations.json", epochs=12, lr=1e-3, batch=8)
+    parser = common.own_options(__doc__, "annotations.json", epochs=12, batch=8, lr=2e-3)
     parser.add_argument("--model", choices=DETECTORS, default="fcos")
     parser.add_argument("--size", type=int, default=480, help="shorter side of the images, scaled, in pixels")
     args = common.parse_own(parser, argv)
