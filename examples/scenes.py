@@ -1,7 +1,13 @@
-"""Scenes made of handwritten digits, with boxes and masks: a detection and segmentation task without a download."""
+"""Scenes made of handwritten digits, with boxes and masks: a detection and segmentation task without a download.
+
+`python examples/scenes.py FOLDER` writes them as PNG files with a COCO file of the boxes and PNG masks.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +16,8 @@ from PIL import Image, ImageFilter
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.ops import box_convert
+from torchvision.transforms.functional import to_pil_image
 
 from vilonghorn.data.digits import every_fifth
 
@@ -109,3 +117,39 @@ class DigitScenes(Dataset):
             if not taken[place].any():
                 return place
         return None
+
+
+def write(folder: Path, split: str, scenes: DigitScenes) -> None:
+    """Writes images and masks (0 the background, 1 + digit) as PNG, and the boxes as a COCO file, of one split."""
+    images, annotations, masks = [], [], folder / f"{split}_masks"
+    (folder / split).mkdir(parents=True)
+    masks.mkdir()
+    for number, scene in enumerate(scenes):
+        name = f"{number:05d}.png"
+        to_pil_image(scene.image).save(folder / split / name)
+        to_pil_image(scene.semantic().byte()).save(masks / name)
+        images.append(dict(id=number, file_name=name, width=scenes.side, height=scenes.side))
+        for box, label in zip(box_convert(scene.boxes, "xyxy", "xywh").tolist(), scene.labels.tolist()):
+            area = box[2] * box[3]
+            annotation = dict(id=len(annotations) + 1, image_id=number, category_id=label, bbox=box, area=area)
+            annotations.append(annotation | dict(iscrowd=0))
+    categories = [dict(id=number, name=name) for number, name in enumerate(CLASSES)]
+    parts = dict(images=images, annotations=annotations, categories=categories)
+    (folder / f"{split}.json").write_text(json.dumps(parts))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a new folder for train, train_masks, train.json, and those of val")
+    parser.add_argument("--train", type=int, default=1000, help="scenes to train on")
+    parser.add_argument("--val", type=int, default=200, help="scenes of digits that are held out")
+    parser.add_argument("--side", type=int, default=96, help="height and width of a scene, in pixels")
+    args = parser.parse_args(argv)
+    if args.folder.exists():
+        parser.error(f"{args.folder} exists: name a new folder")
+    for split, count in (("train", args.train), ("val", args.val)):
+        write(args.folder, split, DigitScenes(count, args.side, train=split == "train"))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, opti
 from scenes import Scene
 from timm.models import register_model
 from torch import Tensor, nn
+from torchmetrics.functional.classification import multiclass_jaccard_index
 from torchvision.utils import draw_segmentation_masks
 
 import vilonghorn  # noqa: F401  (registers the models)
@@ -99,10 +100,10 @@ def loss(model: nn.Module, batch: list[Scene]) -> Tensor:
 
 def mean_iou(predicted: Tensor, target: Tensor) -> float:
     """Mean IoU over classes, of class maps (n, H, W); a class that is in neither does not count."""
-    counts = torch.bincount((target * BACKGROUND_AND_DIGITS + predicted).flatten(), minlength=BACKGROUND_AND_DIGITS**2)
-    counts = counts.view(BACKGROUND_AND_DIGITS, -1).double()
-    union = counts.sum(0) + counts.sum(1) - counts.diag()
-    return (counts.diag() / union)[union > 0].mean().item()
+    by_class = multiclass_jaccard_index(
+        predicted, target, BACKGROUND_AND_DIGITS, average="none", zero_division=float("nan")
+    )
+    return by_class.nanmean().item()
 
 
 def draw(image: Tensor, classes: Tensor) -> Tensor:

@@ -89,19 +89,20 @@ def _open_tars(source: str, max_pixels: int) -> Samples:
     paths = [path for part in source.split("::") for path in ([part] if os.path.exists(part) else expand_urls(part))]
     if missing := [path for path in paths if not os.path.isfile(path)]:
         raise FileNotFoundError(f"there is no tar file {', '.join(map(printable, missing[:10]))}; expected its path")
-
-    def samples() -> Iterator[Sample]:
-        for parts in WebDataset(paths, shardshuffle=False):
-            images = [content for extension, content in parts.items() if f".{extension}" in EXTENSIONS]
-            label = parts.get("cls", b"").strip()
-            name = printable(f"{parts['__url__']}: {parts['__key__']}")
-            image = images[0] if len(images) == 1 else None
-            yield name, partial(_read, name, image, int(label) if label.isdigit() else label, max_pixels)
-
-    return samples(), sum(map(_count_labels, paths)), None
+    samples = map(partial(tar_sample, max_pixels), WebDataset(paths, shardshuffle=False))
+    return samples, sum(map(count_labels, paths)), None
 
 
-def _count_labels(path: str) -> int:
+def tar_sample(max_pixels: int, parts: dict[str, Any]) -> Sample:
+    """The name and the reader of a sample of webdataset: contents by extension, `__url__` and `__key__`."""
+    images = [content for extension, content in parts.items() if f".{extension}" in EXTENSIONS]
+    label = parts.get("cls", b"").strip()
+    name = printable(f"{parts['__url__']}: {parts['__key__']}")
+    image = images[0] if len(images) == 1 else None
+    return name, partial(_read, name, image, int(label) if label.isdigit() else label, max_pixels)
+
+
+def count_labels(path: str) -> int:
     """Number of `.cls` files in a tar file, which is checked to its end: tarfile stops at a damaged header silently."""
     names: set[str] = set()
     try:

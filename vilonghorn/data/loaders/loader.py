@@ -3,7 +3,6 @@
 A loader chooses the samples of an epoch and of a rank, and augments a batch on its device.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -73,8 +72,7 @@ class Loader(ABC):
     @property
     def sample_names(self) -> list[str] | None:
         """The files of an image folder, relative to it and printable, by sample index; None for a `.beton`."""
-        paths = self.data.paths if isinstance(self.data, ImageFolder) else None
-        return paths and [printable(os.path.relpath(path, self.data.path)) for path in paths]
+        return [*map(printable, self.data.names)] if isinstance(self.data, ImageFolder) else None
 
     def set_targets(self, targets: Any) -> None:
         """Replaces the labels: `targets[samples]`, of sample indices (B,), returns what is given, an array (B, ...)."""
