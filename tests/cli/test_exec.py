@@ -40,8 +40,9 @@ def test_a_script_finds_our_models_its_arguments_and_its_neighbours_and_its_erro
     assert result.returncode == 1 and "Traceback" in result.stderr and result.stderr.endswith("of the script\n")
 
 
-@pytest.mark.parametrize("arguments, words", [([], "usage:"), (["no.py"], "there is no script no.py")])
-def test_without_a_script_the_usage_is_shown(arguments, words, capsys):
+@pytest.mark.parametrize("arguments, words", [([], "SCRIPT, ...; see"), (["no.py"], "there is no script no.py")])
+def test_without_a_script_one_line_says_where_the_usage_is(arguments, words, capsys):
     with pytest.raises(SystemExit, match="^2$"):
         main(["exec", *arguments])
-    assert words in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert words in err and err.endswith("; see vilonghorn exec --help\n") and err.count("\n") == 1
