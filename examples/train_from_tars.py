@@ -96,7 +96,10 @@ class TarLoader(Loader):
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         labels = np.zeros(sum(samples for _, _, samples in facts), np.int64)  # only their number is known
         super().__init__(
-            SimpleNamespace(path=source, labels=labels, num_classes=len(names), classes=names, digest=digest), config
+            SimpleNamespace(
+                path=source, labels=labels, num_classes=len(names), classes=names, digest=digest, content=None
+            ),
+            config,
         )
 
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
