@@ -114,8 +114,8 @@ def write_page(model: nn.Module, folder: Path, examples: Sequence[Image.Image] =
         for number, picture in enumerate(examples):
             picture.thumbnail((SIDE, SIDE))
             picture.save(partial / f"example-{number}.jpg", quality=95)
-        found |= dict(num_classes=model.num_classes, without_maps=reason, examples=len(examples))
-        write_json(partial / "model.json", found)
+        more = dict(num_classes=model.num_classes, without_maps=reason, examples=len(examples))
+        write_json(partial / "model.json", found | more)
         for file in PAGE.iterdir():
             shutil.copyfile(file, partial / file.name)
         for name in RUNTIME_FILES:

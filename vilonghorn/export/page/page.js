@@ -175,8 +175,9 @@ async function start() {
   }
   $("model").textContent = document.title = about.model;
   const side = about.preprocessing.input_size.slice(1).join(" × "), names = about.classes || [];
-  const some = names.slice(0, NAMES).join(", ") + (names.length > NAMES ? ", …" : "");
-  $("about").textContent = `It tells ${about.num_classes} classes apart${some && `: ${some}`}. It sees ${side} pixels.`;
+  const some = names.filter((_, i) => i % Math.ceil(names.length / NAMES) === 0).join(", ");
+  const such = names.length > NAMES ? `, such as ${some}` : names.length ? `: ${some}` : "";
+  $("about").textContent = `${about.num_classes} classes${such}. The model sees ${side} pixels.`;
   try {
     ort = await import(RUNTIME);
     ort.env.wasm.numThreads = 1;
