@@ -34,10 +34,11 @@ docs: build/docs/.ready build/demo
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/python -m mkdocs build
 
 # The demo: a page of --to web with the weights of icons.
-build/demo: .venv/.ready vilonghorn/export/web_page.py $(wildcard vilonghorn/export/page/* vilonghorn/weights/vilonghornv2*)
+EXAMPLES := docs/interpret/umbrella.png docs/export/sailboat.png docs/export/house.png
+build/demo: .venv/.ready vilonghorn/export/web_page.py $(EXAMPLES) $(wildcard vilonghorn/export/page/* vilonghorn/weights/vilonghornv2*)
 	rm -rf $@
 	@mkdir -p $(@D)
-	$(VENV) -m vilonghorn export vilonghornv2_nano.icons480 --to web --output $@
+	$(VENV) -m vilonghorn export vilonghornv2_nano.icons480 --to web --examples $(EXAMPLES) --output $@
 
 wheels:
 	@PYTHON="$(PYTHON)" sh wheels/build.sh

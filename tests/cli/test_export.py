@@ -17,13 +17,15 @@ from vilonghorn.export import load_for_export, run_exported
 RANDOM = ["export", "vilonghorn_nano", "--img-size", "32"]
 
 
-def test_the_command_exports_what_a_run_left(tmp_path, monkeypatch, capsys):
+def test_the_command_exports_what_a_run_left(tmp_path, monkeypatch, capsys, caplog):
     leave_run(tmp_path / "runs/pets", depth=1)
     monkeypatch.chdir(tmp_path)
     model, classes = load_for_export("runs/pets"), {"classes": ""}
     assert main(["export", "runs/pets", "--to", "pt2"]) == 0
     out = capsys.readouterr().out
     assert out.count("differs from the model by") == 6 and "pets.pt2: torch.export" in out
+    assert [message.split()[0] for message in caplog.messages] == ["capturing", "writing", "checking"]
+    assert (tmp_path / "pets.py").is_file() and out.endswith("with it: python pets.py IMAGE...\n")
     torch.export.load("pets.pt2", extra_files=classes)
     assert json.loads(classes["classes"]) == NAMES
     run = run_exported.load_pt2("pets.pt2")
@@ -41,7 +43,7 @@ def test_the_command_exports_what_a_run_left(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_a_failed_export_is_reported(error, status, sentence, monkeypatch, capsys):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(command, "export", fail)
@@ -62,6 +64,7 @@ def test_a_failed_export_is_reported(error, status, sentence, monkeypatch, capsy
         (["--output", "model.onnx"], "ends in .pt2"),
         (["--output", "model.ort.onnx"], "ends in .pt2 \\(.ort.onnx is for --to ort\\)"),
         (["--output", "nowhere/model.pt2"], "a folder that exists"),
+        (["--examples", "a.png"], "--examples is for --to web"),
         (["--checkpoint", "other.safetensors"], "contains weights of vim_nano, not of vilonghorn_nano"),
         (["--checkpoint", "other.pth"], "this checkpoint does not fit the model: .*expected"),
     ],
@@ -69,7 +72,7 @@ def test_a_failed_export_is_reported(error, status, sentence, monkeypatch, capsy
 )
 def test_bad_input_gets_a_sentence_and_no_work(argv, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "export", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(command, "export", lambda *_, **__: pytest.fail("work was begun"))
     state = timm.create_model("vim_nano", img_size=32, depth=1, num_classes=5).state_dict()
     save_weights(tmp_path / "other.safetensors", state, dict(model="vim_nano", kwargs={}))
     torch.save(state, tmp_path / "other.pth")

@@ -5,16 +5,19 @@ import json
 import shutil
 import tarfile
 import threading
+import warnings
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
-from left_run import make_image
+import yaml
+from left_run import leave_run, make_image
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
+from vilonghorn.data import write_beton
 from vilonghorn.export import web_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -139,6 +142,46 @@ def test_a_class_map_has_the_score_as_its_mean_and_a_class_token_has_none(small,
         assert web_page.without_maps(model) is None
         torch.testing.assert_close(maps.mean((2, 3)) + model.get_classifier().bias, scores, rtol=0, atol=1e-5)
     assert "classifies one class token" in web_page.without_maps(small("vilonghorn_nano", global_pool="token"))
+
+
+def test_the_page_opens_with_the_first_example(model, folder, tab, tmp_path, monkeypatch):
+    make_image(tmp_path / "a.png", 1)
+    pictures = web_page.read_examples("vilonghornv2_nano", [tmp_path / "a.png", tmp_path / "a.png"])
+    pictures[1] = pictures[1].resize((700, 90))
+    monkeypatch.setattr(web_page, "export", lambda _, __, path, **___: shutil.copyfile(folder / "model.onnx", path))
+    web_page.write_page(model, folder.with_name("examples"), pictures)
+    page = tab(390, folder.with_name("examples"))
+    page.wait_for_selector("body[data-ready]")
+    assert page.is_visible("#map") and page.locator("#classes button").count() == 5
+    assert page.inner_text("#about").startswith(f"{model.num_classes} classes. The model sees 32")
+    page.click("#examples button >> nth=1")
+    page.wait_for_selector("text=Example 2,")
+    assert page.get_attribute("#examples button >> nth=1", "aria-pressed") == "true"
+    assert page.evaluate("document.querySelectorAll('#examples img')[1].naturalWidth") == web_page.SIDE
+
+
+@pytest.mark.parametrize("beton", [False, True])
+def test_the_examples_of_a_run_are_held_out_images_of_any_classes(beton, tmp_path):
+    leave_run(tmp_path / "run")
+    for i in range(5):
+        make_image(tmp_path / f"val/other-{i % 2}/{i}.png", i)
+    val = tmp_path / "val"
+    if beton:
+        pytest.importorskip("ffcv")
+        val = tmp_path / "val.beton"
+        write_beton(tmp_path / "val", val)
+    config = tmp_path / "run/config.yaml"
+    text = yaml.safe_load(config.read_text())
+    for source, count in ((val, 3), (tmp_path / "missing", 0)):
+        text["data"]["val"] = str(source)
+        config.write_text(yaml.safe_dump(text))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pictures = web_page.read_examples(str(tmp_path / "run"))
+        assert [picture.mode for picture in pictures] == ["RGB"] * count
+        assert any("no examples from data.val of the run" in str(w.message) for w in caught) == (count == 0)
+    with pytest.raises(ValueError, match="missing: there is no such file"):
+        web_page.read_examples("vilonghornv2_nano", [tmp_path / "missing"])
 
 
 def test_the_folder_describes_the_model_and_a_full_one_is_refused(model, folder):

@@ -6,6 +6,7 @@ is 0). It is imported when it is chosen, by this table alone. Nothing here impor
 
 import argparse
 import difflib
+import logging
 import os
 import sys
 import textwrap
@@ -76,6 +77,8 @@ def exit_status(command: Callable[[], int], with_traceback: bool = False) -> int
     if the reader of the output has closed the pipe, such as `head`.
     """
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    logging.basicConfig(format="%(message)s")  # to standard error
+    logging.getLogger("vilonghorn").setLevel(logging.INFO)
     if isinstance(sys.stdout, TextIOWrapper):  # names that the locale's encoding lacks are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

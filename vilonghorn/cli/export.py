@@ -1,8 +1,8 @@
 """Exports a model to a file that runs without vilonghorn, or says what an exported file is.
 
 The file takes any number of images, of any size that is a whole number of patches. It is first compared with the model
-in a process that cannot import this library. If it differs, nothing is written and the exit status is 1. Without --to
-MODEL is an exported file, of which nothing is executed.
+in a process that cannot import this library. If it differs, nothing is written and the exit status is 1. The script
+NAME.py beside it classifies images. Without --to MODEL is an exported file, of which nothing is executed.
 """
 
 import sys
@@ -14,7 +14,7 @@ from ..export.formats import FORMATS, kind_of, summarize
 from ..export.load import load_for_export
 from ..export.precision import PRECISIONS
 from ..export.verify import VerificationError, export
-from ..export.web_page import write_page
+from ..export.web_page import read_examples, write_page
 from . import make_parser
 
 PT2 = "vilonghorn_tiny --to pt2 --checkpoint weights.pth"
@@ -36,6 +36,8 @@ help = "scans of the exact rule in --to onnx: attention (onnxruntime from 1.30 o
 parser.add_argument("--scan", choices=SCANS, help=f"{help} (default: attention if the model has this rule)")
 help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())}), or folder (NAME.web)"
 parser.add_argument("--output", type=Path, help=help)
+help = "pictures on the page of --to web, which opens with the first (default: three held-out images of a run)"
+parser.add_argument("--examples", type=Path, nargs="+", metavar="FILE", help=help)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,11 +55,18 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"--output is {output}, expected a name that ends in {form.suffix}{other}")
     if not web and output.is_dir() or not output.absolute().parent.is_dir():
         raise ValueError(f"--output is {output}, expected a file in a folder that exists")
+    if options.examples and not web:
+        raise ValueError("--examples is for --to web: leave it out")
     form.check_installed()
+    examples = read_examples(options.model, options.examples) if web else []
     model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
-    arguments = output, options.precision, options.scan
+    script = not web and options.features is None and model.num_classes > 0 and model.in_chans == 3
+    arguments = dict(precision=options.precision, scan=options.scan)
     try:
-        errors = write_page(model, *arguments) if web else export(model, options.to, *arguments)
+        if web:
+            errors = write_page(model, output, examples, **arguments)
+        else:
+            errors = export(model, options.to, output, script=script, **arguments)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
         return 1
@@ -67,4 +76,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"{output}: checked without vilonghorn. Serve it: python -m http.server --directory {output}")
     else:
         print(f"{output}: {form.title}, {output.stat().st_size / 1e6:.1f} MB, checked without vilonghorn")
+    if script:
+        print(f"classify images with it: python {form.script(output)} IMAGE...")
     return 0

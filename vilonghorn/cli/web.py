@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from ..export.formats import FORMATS
 from ..export.load import load_for_export
-from ..export.web_page import write_page
+from ..export.web_page import read_examples, write_page
 from . import make_parser
 
 HOST = "127.0.0.1"
@@ -35,6 +35,6 @@ def main(argv: Sequence[str]) -> None:
     with TemporaryDirectory(prefix="vilonghorn-web-") as folder:
         page = Path(folder, "page")
         with ThreadingHTTPServer((HOST, options.port), partial(SimpleHTTPRequestHandler, directory=page)) as server:
-            write_page(model, page)
+            write_page(model, page, examples=read_examples(options.model))
             print(f"the page is at http://{HOST}:{server.server_port}/ until you press Ctrl+C", flush=True)
             server.serve_forever()

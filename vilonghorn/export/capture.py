@@ -52,15 +52,17 @@ def capture(
 
 
 def describe(model: nn.Module, precision: str = "fp32", scan: str = "standard") -> dict[str, str]:
-    """What a user of the file needs, each as JSON: the model's name, the names of its classes (or null), and the
-    arguments of `timm.data.create_transform`, which turns a photograph into an input; and the type of the weights. Of
-    a model that returns maps also the name of each, its index, the channels and the pixels of the image to one of the
-    map, and of a file with scan "attention" the runtime that it needs.
+    """What a user of the file needs, each as JSON: the model's name, the names of its classes (or null), how image
+    files are read, the arguments of `timm.data.create_transform`, which turns what was read into an input, and the type
+    of the weights. Of a model that returns maps, and so has no classes, also the name of each, its index, the channels
+    and the pixels of the image to one of the map, and of a file with scan "attention" the runtime that it needs.
     """
     cfg = model.pretrained_cfg
     found = dict(
         model=cfg["architecture"],
         classes=cfg.get("label_names"),
+        # As `data.image_folder.to_rgb` reads a file, for readers in other languages.
+        reading=dict(orientation="exif", channels="RGB", bits=8, background=[255, 255, 255], gray16="value >> 8"),
         preprocessing=resolve_model_data_config(model),
         weights=precision,
     )
@@ -68,6 +70,7 @@ def describe(model: nn.Module, precision: str = "fp32", scan: str = "standard") 
         found["needs"] = NEEDS
     if isinstance(model, FeatureGetterNet):
         columns = zip(model.out_indices, model.feature_info.channels(), model.feature_info.reduction())
+        found["classes"] = None
         found["features"] = [
             dict(name=f"features_{i}", index=index, channels=channels, reduction=reduction)
             for i, (index, channels, reduction) in enumerate(columns)

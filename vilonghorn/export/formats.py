@@ -1,13 +1,16 @@
 """The formats of exported files: one record for each runtime. A new one is an entry of FORMATS and its functions."""
 
+import inspect
 import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from string import Template
 from typing import NamedTuple
 
 from torch.export import ExportedProgram
 
+from ..data import image_folder
 from ..data.image_folder import printable
 from . import run_exported
 from .native import ort_library
@@ -15,6 +18,9 @@ from .onnx_file import read_onnx, write_onnx, write_ort
 from .precision import PRECISIONS
 from .pt2_file import read_pt2, write_pt2
 
+SCRIPT = Path(__file__).with_name("script.py.txt")
+MARK = b"# Written by vilonghorn export"  # its first words
+COPIED = ("FORMATS", "MIN_SIDE", "PNG_SCALE", "TURNS", "printable", "to_rgb")  # of `image_folder`, into the script
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 ORT_NEEDS = (
     "onnxruntime 1.17 or later, and libvilonghorn_cpu of this version, registered with the session before it opens the "
@@ -39,6 +45,13 @@ class Format(NamedTuple):
         """What a file needs beside its runtime."""
         return [self.library()] if self.library else []
 
+    def script(self, path: Path) -> Path:
+        """NAME.py beside a file NAME.SUFFIX. Raises FileExistsError if there is one that `export` did not write."""
+        script = path.with_name(f"{path.name.removesuffix(self.suffix)}.py")
+        if script.exists() and not (script.is_file() and script.read_bytes().startswith(MARK)):
+            raise FileExistsError(f"{script}: not written by vilonghorn export: rename it, or give another --output")
+        return script
+
     def check_installed(self) -> None:
         """Raises ImportError or FileNotFoundError if a package or the library is missing, to write and check a file."""
         try:
@@ -56,6 +69,13 @@ FORMATS = {
     "ort": Format("ONNX with operators of vilonghorn", ".ort.onnx", ORT_NEEDS, write_ort, **ONNX, library=ort_library),
     "pt2": Format("torch.export", ".pt2", "torch", write_pt2, read_pt2, run_exported.load_pt2),
 }
+
+
+def make_script(file: str) -> bytes:
+    """The script that classifies images with a file of this name beside it. It reads them by the library's code."""
+    values = {name: getattr(image_folder, name) for name in COPIED}
+    copied = (inspect.getsource(v) if callable(v) else f"{name} = {v!r}" for name, v in values.items())
+    return Template(SCRIPT.read_text("utf-8")).substitute(file=ascii(file), copied="\n\n".join(copied)).encode()
 
 
 def kind_of(path: Path) -> str | None:

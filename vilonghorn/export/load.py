@@ -54,13 +54,15 @@ def load_for_export(
     if features is not None:
         kwargs |= dict(features_only=True) | (dict(out_indices=tuple(features)) if features else {})
     model, class_names = create_model(name, str(checkpoint or ("pretrained" if "." in name else "random")), kwargs)
-    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": class_names}
+    overlay = kwargs.get("pretrained_cfg_overlay", {})  # a record's image size would replace it
+    model.pretrained_cfg = {**model.pretrained_cfg, **overlay, "label_names": class_names}
     indices = list(model.out_indices) if isinstance(model, FeatureGetterNet) else []
     if indices != sorted(set(indices)):
         expected = "expected different indices in ascending order, as maps are returned"
         raise ValueError(f"--features is {features}, {expected}")
     step, patch = backbone(model).patches()
     height, width = model.pretrained_cfg["input_size"][-2:]
+    model.pretrained_cfg["input_size"] = (backbone(model).in_chans, height, width)
     if is_run:
         if any(padding((height, width), patch, step)):
             problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"

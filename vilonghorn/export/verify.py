@@ -1,6 +1,6 @@
 """Exports a model to a file that appears only after its outputs were compared with the model's."""
 
-import os
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,18 +10,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..data.atomic_files import atomic_write, explain_full_disk
+from ..data.atomic_files import atomic_writes, explain_full_disk
 from ..layers import Mixer
 from . import run_exported
 from .attention import RULE, SCANS, check_runtime
 from .capture import backbone, capture, describe, min_grid
-from .formats import FORMATS
+from .formats import FORMATS, make_script
 from .precision import PRECISIONS, round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
 INT8_TOLERANCE = 0.1  # where the inputs of layers are rounded too
 BATCH_SIZES = (1, 2, 5)  # compared at each image size
 
+logger = logging.getLogger(__name__)
 Errors = list[tuple[tuple[int, ...], float]]  # shape of the images and `max_error`, for each batch that was compared
 
 
@@ -30,16 +31,18 @@ class VerificationError(Exception):
 
 
 def export(
-    model: nn.Module, kind: str, path: str | os.PathLike, precision: str = "fp32", scan: str | None = None
+    model: nn.Module, kind: str, path: Path, precision: str = "fp32", scan: str | None = None, script: bool = False
 ) -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
     The model is of `load_for_export`, `kind` one of `FORMATS`, `precision` of the weights one of `PRECISIONS`, `scan`
     one of `SCANS` (default: the faster one that the model and the format have); the folder of `path` exists.
-    A file with short weights is compared with a model that has the same ones.
+    A file with short weights is compared with a model that has the same ones. With `script` the script that classifies
+    images with the file appears together with it.
 
     Raises:
         VerificationError: as `verify`.
+        FileExistsError: there is a file of the script's name that `export` did not write.
         ValueError: an unknown format or precision, a weight that is not finite or too large for float16, or a
             format that takes float32 weights only; or scan "attention" of a model or a format that lacks it.
         ImportError: scan "attention", and onnxruntime is too old for it.
@@ -58,11 +61,18 @@ def export(
         raise ValueError(f"--scan is {scan!r}, expected 'standard': 'attention' is for kind 'onnx' and rule {RULE!r}")
     if scan == "attention":
         check_runtime()
+    targets = [(path, "wb"), (form.script(path), "wb")] if script else [(path, "wb")]
     model, has_operators = round_weights(model, precision), form.library is not None
     tolerance = INT8_TOLERANCE if has_operators and precision == "int8" else TOLERANCE
+    logger.info("capturing the graph of the model")
     program = capture(model, has_operators, precision, scan)
-    with explain_full_disk(path, "export again, or elsewhere by --output"), atomic_write(path) as file:
+    remedy = "export again, or elsewhere by --output"
+    with explain_full_disk(path, remedy), atomic_writes(*targets) as (file, *scripts):
+        logger.info("writing %s%s", path.name, ": this takes a minute or more" * (kind == "pt2"))
         form.write(program, Path(file.name), describe(model, precision, scan))
+        for beside in scripts:
+            beside.write(make_script(path.name))
+        logger.info("checking the file in a process without vilonghorn")
         return verify(model, kind, Path(file.name), tolerance)
 
 

@@ -3,13 +3,21 @@
 import json
 import shutil
 import tarfile
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from PIL import Image
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
+from torchvision.transforms.functional import to_pil_image
 
+from ..data import create_loader
 from ..data.atomic_files import atomic_folder, write_json
+from ..data.image_folder import read_image
+from ..engine.evaluate import load_config, run_config
 from .capture import backbone, describe
 from .verify import Errors, export
 
@@ -19,6 +27,7 @@ RUNTIME_URL = f"https://registry.npmjs.org/onnxruntime-web/-/{RUNTIME}"
 RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
 RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")  # that the page reads
 INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
+SIDE = 512  # largest of an example
 
 
 class ClassMaps(nn.Module):
@@ -63,10 +72,30 @@ def fetch_runtime() -> Path:
     return path
 
 
-def write_page(model: nn.Module, folder: Path, precision: str = "fp32", scan: str | None = None) -> Errors:
+def read_examples(model: str, files: Sequence[Path] | None = None) -> list[Image.Image]:
+    """Reads the pictures of a page: `files`, or if `model` is a run three held-out images.
+
+    Raises ValueError if one of `files` cannot be read. Warns if `data.val` of the run cannot.
+    """
+    if files or not Path(model).is_dir():
+        return [read_image(file) for file in files or ()]
+    data = load_config(run_config(model)).data
+    options = dict(training=False, labelled=False, batch_size=3, image_size=min(SIDE, 2 * data.image_size), workers=0)
+    options |= dict(mean=(0, 0, 0), std=(1, 1, 1), crop_pct=1)
+    try:
+        step = max(1, create_loader(data.val, **options).num_samples // 3)  # evenly spaced
+        images, _ = next(create_loader(data.val, rank=step // 2, world_size=step, **options).epoch(0))
+    except (ImportError, OSError, ValueError) as error:
+        warnings.warn(f"no examples from data.val of the run ({error}); choose some by --examples", stacklevel=2)
+        return []
+    return [to_pil_image(image) for image in images]
+
+
+def write_page(model: nn.Module, folder: Path, examples: Sequence[Image.Image] = (), **options: Any) -> Errors:
     """Writes the folder: page, model as ONNX (compared as by `export`), its description as JSON, and onnxruntime-web.
 
-    The model is of `load_for_export`, with classes.
+    The model is of `load_for_export`, with classes. `examples` are reduced to SIDE, in place, and stored as JPEG.
+    `options` are precision and scan of `export`.
 
     Raises:
         FileExistsError: `folder` exists and is not empty.
@@ -74,15 +103,19 @@ def write_page(model: nn.Module, folder: Path, precision: str = "fp32", scan: st
         OSError: as `fetch_runtime`.
         VerificationError: as `export`.
     """
-    found = {name: json.loads(value) for name, value in describe(model, precision).items()}
+    found = {name: json.loads(value) for name, value in describe(model, options.get("precision", "fp32")).items()}
     if isinstance(model, FeatureGetterNet) or not model.num_classes or model.in_chans != 3:
         raise ValueError("--to web is for a classifier of images in RGB: leave out --features, and give classes")
     if (name := found["preprocessing"]["interpolation"]) not in INTERPOLATIONS:
         raise ValueError(f"interpolation is {name!r}, expected one of {', '.join(INTERPOLATIONS)} for --to web")
     with tarfile.open(fetch_runtime()) as runtime, atomic_folder(folder) as partial:
         exported = model if (reason := without_maps(model)) else ClassMaps(model)
-        errors = export(exported, "onnx", partial / "model.onnx", precision, scan)
-        write_json(partial / "model.json", found | dict(without_maps=reason))
+        errors = export(exported, "onnx", partial / "model.onnx", **options)
+        for number, picture in enumerate(examples):
+            picture.thumbnail((SIDE, SIDE))
+            picture.save(partial / f"example-{number}.jpg", quality=95)
+        more = dict(num_classes=model.num_classes, without_maps=reason, examples=len(examples))
+        write_json(partial / "model.json", found | more)
         for file in PAGE.iterdir():
             shutil.copyfile(file, partial / file.name)
         for name in RUNTIME_FILES:

@@ -4,6 +4,7 @@ const $ = (id) => document.getElementById(id);
 const RUNTIME = "./ort.wasm.bundle.min.mjs";
 const WRITE = "vilonghorn export MODEL --to web --output FOLDER";
 const TOP = 5, OPACITY = 0.65, SIDE = 768; // classes, opacity of the map's largest value, pixels of the canvas
+const NAMES = 6; // of classes, in the heading
 const MAX_PIXELS = 16e6; // of a canvas on phones; larger pictures are reduced by the browser first
 const sinc = (x) => (x ? Math.sin(Math.PI * x) / (Math.PI * x) : 1);
 const FILTERS = { // of Pillow: support, and weight at a distance
@@ -66,8 +67,9 @@ function toTensor(canvas) {
   return new ort.Tensor("float32", values, [1, 3, h, w]);
 }
 const say = (text, className = "") => Object.assign($("status"), { textContent: text, className });
-async function classify(file) {
+async function classify(file, example) {
   say("Working …");
+  for (const button of $("examples").children) button.setAttribute("aria-pressed", button === example);
   await new Promise((done) => setTimeout(done, 30)); // shows the sentence before the work
   let bitmap;
   try {
@@ -102,6 +104,23 @@ function showPhoto(canvas) {
   context.imageSmoothingQuality = "high";
   context.drawImage(canvas, -offset[0] * zoom, -offset[1] * zoom, size[0] * zoom, size[1] * zoom);
   [$("photo").hidden, $("hint").hidden, $("drop").className] = [false, true, "filled"];
+}
+async function showExample(button) {
+  const answer = await fetch(button.value).catch((error) => ({ statusText: error.message }));
+  if (!answer.ok) return say(`${button.value} cannot be loaded (${answer.statusText}). Write the folder again.`, "bad");
+  await classify(new File([await answer.blob()], button.title), button);
+}
+function showExamples() {
+  const pictures = Array.from({ length: about.examples || 0 }, (_, i) => {
+    const name = `Example ${i + 1}`, image = Object.assign(new Image(), { src: `example-${i}.jpg`, alt: name });
+    const button = Object.assign(document.createElement("button"), { type: "button", title: name, value: `example-${i}.jpg` });
+    button.onclick = () => showExample(button);
+    button.append(image);
+    return button;
+  });
+  $("examples").replaceChildren(...pictures);
+  $("examples").hidden = !pictures.length;
+  return pictures[0] && showExample(pictures[0]);
 }
 function showClasses() {
   const best = result.scores.map((p, i) => [p, i]).sort((a, b) => b[0] - a[0]).slice(0, TOP);
@@ -155,6 +174,10 @@ async function start() {
     return refuse("model.json cannot be read", "Write the folder again.", WRITE);
   }
   $("model").textContent = document.title = about.model;
+  const side = about.preprocessing.input_size.slice(1).join(" × "), names = about.classes || [];
+  const some = names.filter((_, i) => i % Math.ceil(names.length / NAMES) === 0).join(", ");
+  const such = names.length > NAMES ? `, such as ${some}` : names.length ? `: ${some}` : "";
+  $("about").textContent = `${about.num_classes} classes${such}. The model sees ${side} pixels.`;
   try {
     ort = await import(RUNTIME);
     ort.env.wasm.numThreads = 1;
@@ -171,7 +194,8 @@ async function start() {
     if (event.type === "drop" && event.dataTransfer.files.length) classify(event.dataTransfer.files[0]);
   };
   $("scale").style.background = `linear-gradient(90deg, ${TURBO.map((c, i) => `rgb(${c.join(" ")} / ${i / (TURBO.length - 1)})`)})`;
-  say(`Ready. The model sees ${about.preprocessing.input_size.slice(1).join(" × ")} pixels.`);
+  say("Ready.");
+  await showExamples();
   document.body.dataset.ready = "yes";
 }
 start();
