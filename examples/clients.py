@@ -115,6 +115,107 @@ def spread(model: Any, paths: Sequence[str] = ()) -> Pair:
     return (model if paths else lib("torch.distributed.fsdp").fully_shard(model, mesh=mesh)), plain
 
 
+def run_rank(rank: int, folder: str, model: Any, x: Tensor) -> None:
+    """One of two processes with half of each linear layer; the first saves the logits."""
+    dist, parallel = torch.distributed, lib("torch.distributed.tensor.parallel")
+    whole = lib("torch.distributed.tensor").Replicate()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    columns, rows = parallel.ColwiseParallel(output_layouts=whole), parallel.RowwiseParallel(input_layouts=whole)
+    styles = dict(in_proj=columns, out_proj=rows, fc1=columns, fc2=rows)
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    plan = {name: styles[last] for name in layers if (last := name.rpartition(".")[2]) in styles}
+    logits = parallel.parallelize_module(model, dist.init_device_mesh("cpu", (2,)), plan)(x)
+    if rank == 0:
+        torch.save(logits.detach(), f"{folder}/logits")
+    dist.destroy_process_group()
+
+
+def spread_on_two(model: Any) -> Pair:
+    """Tensor parallelism of all linear layers of the blocks on two processes."""
+
+    def run(x: Tensor) -> Tensor:
+        with TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(run_rank, (folder, model, x), nprocs=2)
+            return torch.load(f"{folder}/logits")
+
+    return run, model
+
+
+def stepped(model: Any, train: Callable[[Any, Tensor, Tensor], None]) -> Pair:
+    """The parameters after a step of gradient descent in another library, against those after a step in torch."""
+
+    def step(x: Tensor, run: Callable[[Any, Tensor, Tensor], None]) -> list[Tensor]:
+        trained = copy.deepcopy(model)
+        run(trained, x, torch.arange(len(x)))
+        return list(trained.parameters())
+
+    def plain(trained: Any, x: Tensor, y: Tensor) -> None:
+        optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+        nn.functional.cross_entropy(trained(x), y).backward()
+        optimizer.step()
+
+    return partial(step, run=train), partial(step, run=plain)
+
+
+def lightning(model: Any, x: Tensor, y: Tensor) -> None:
+    """A step of lightning's Trainer."""
+
+    class Module(lib("lightning").LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    options = dict(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+    quiet = dict(enable_progress_bar=False, enable_model_summary=False)
+    lib("lightning").Trainer(**options, **quiet).fit(Module(), torch.utils.data.DataLoader([(x, y)], batch_size=None))
+
+
+def accelerated(model: Any, x: Tensor, y: Tensor) -> None:
+    """A step of accelerate."""
+    accelerator = lib("accelerate").Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    accelerator.backward(nn.functional.cross_entropy(model(x), y))
+    optimizer.step()
+
+
+def fastai(model: Any, x: Tensor, y: Tensor) -> None:
+    """A step of fastai's Learner."""
+    data, learner, _ = lib("fastai.data.core"), lib("fastai.learner"), lib("fastai.callback.progress")
+    loader = lib("fastai.data.load").DataLoader([(a, b) for a, b in zip(x, y)], bs=len(x))
+    options = dict(opt_func=lib("fastai.optimizer").SGD, wd=0.0, lr=0.1, loss_func=nn.CrossEntropyLoss())
+    with TemporaryDirectory() as folder:
+        learn = learner.Learner(data.DataLoaders(loader, loader), model, path=folder, **options)
+        with learn.no_bar(), learn.no_logging():
+            learn.fit(1)
+
+
+def neighbours(model: Any) -> Pair:
+    """Classes by scikit-learn's nearest neighbour of the embeddings, against those by torch's distances."""
+    gallery = torch.randn(9, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+
+    def embed(x: Tensor) -> Tensor:
+        return model.forward_head(model.forward_features(x), pre_logits=True).detach()
+
+    def classes(x: Tensor) -> Tensor:
+        fitted = lib("sklearn.neighbors").KNeighborsClassifier(1).fit(embed(gallery).numpy(), range(len(gallery)))
+        return torch.from_numpy(fitted.predict(embed(x).numpy())).float()
+
+    return classes, lambda x: torch.cdist(embed(x), embed(gallery)).argmin(1).float()
+
+
+def measured(model: Any) -> Pair:
+    """Accuracy of torchmetrics, against the fraction of right classes."""
+    metric = lib("torchmetrics.classification").MulticlassAccuracy(6, average="micro")
+    wanted = lambda x: model(x).argmax(1) * torch.tensor([1, 0])  # noqa: E731
+    return lambda x: metric(model(x), wanted(x)), lambda x: (model(x).argmax(1) == wanted(x)).float().mean()
+
+
 def wrapped(model: Any) -> Pair:
     """A mixer in a module that has only a forward."""
     plain, block = copy.deepcopy(model), (model.stages[-1].blocks if hasattr(model, "stages") else model.blocks)[0]
@@ -213,6 +314,12 @@ row("torchao", "int8 weights and activations", quantized, 0.1, name="Int8Dynamic
 row("transformers", "`TimmWrapper` with `TorchAoConfig`, int8 weights", loaded)
 row("torch", "FSDP2: `fully_shard`", spread)
 row("torch", "tensor parallel: `parallelize_module` of `in_proj`", spread, paths=IN_PROJ)
+row("torch", "tensor parallel on two processes: all linear layers of the blocks", spread_on_two)
+row("lightning", "a step of `Trainer`", stepped, train=lightning)
+row("accelerate", "a step after `prepare`", stepped, train=accelerated)
+row("fastai", "a step of `Learner`", stepped, train=fastai)
+row("scikit-learn", "`KNeighborsClassifier` of embeddings", neighbours)
+row("torchmetrics", "`MulticlassAccuracy`", measured)
 row("torch", "a mixer wrapped in another module", wrapped)
 row("peft", "LoRA of `in_proj` and `out_proj`", adapted, target_modules=["in_proj", "out_proj"])
 row("peft", "LoRA of the parameter `x_proj`", adapted, target_modules=[], target_parameters=["mixer.x_proj"])

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.detection import FCOS, FasterRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
@@ -25,7 +27,7 @@ class DetectionBackbone(nn.Module):
             out_channels: channels of the feature pyramid network, where the maps have different channels.
 
         Raises:
-            ValueError: several maps at one stride, or a classifier.
+            ValueError: several maps at one stride, maps in another order than `feature_info`, or a classifier.
         """
         super().__init__()
         info: Any = getattr(model, "feature_info", None)
@@ -36,8 +38,11 @@ class DetectionBackbone(nn.Module):
             raise ValueError(
                 f"the maps have strides {strides}, expected different ones: use vilonghornv2_tiny, or one map"
             )
+        if strides != sorted(strides):  # timm's extractors return maps in the order of the layers
+            raise ValueError(f"feature_info has strides {strides}, expected them rising: give out_indices in order")
         same = len(set(channels)) == 1
         self.model, self.stride, self.out_channels = model, strides[-1], channels[0] if same else out_channels
+        self.strides = [*strides, 2 * strides[-1]]  # of all maps, "pool" included
         self.fpn = nn.Identity() if same else FeaturePyramidNetwork(channels, out_channels)
         self.extra_blocks = LastLevelMaxPool()
         self._next_sizes: Sequence[tuple[int, int]] | None = None  # of the next batch, from the detector
@@ -72,6 +77,25 @@ class DetectionBackbone(nn.Module):
         maps, names = self.extra_blocks(list(named.values()), maps, list(named))
         return dict(zip(names, maps))
 
+    def anchors(self, detector: type) -> dict[str, AnchorGenerator]:
+        """The argument of a detector's class that sets its anchors: torchvision's, at the strides of these maps.
+
+        The size of an anchor is 8 strides for Faster, Mask and Keypoint R-CNN, 4 for RetinaNet, 1 for FCOS.
+
+        Raises:
+            ValueError: another class.
+        """
+        if issubclass(detector, FasterRCNN):
+            name, sizes, ratios = "rpn_anchor_generator", [(8 * s,) for s in self.strides], (0.5, 1.0, 2.0)
+        elif issubclass(detector, RetinaNet):
+            name, ratios = "anchor_generator", (0.5, 1.0, 2.0)
+            sizes = [tuple(int(4 * s * 2 ** (i / 3)) for i in range(3)) for s in self.strides]
+        elif issubclass(detector, FCOS):
+            name, sizes, ratios = "anchor_generator", [(s,) for s in self.strides], (1.0,)
+        else:
+            raise ValueError(f"the detector is {detector.__name__}, expected FasterRCNN, RetinaNet, FCOS or a subclass")
+        return {name: AnchorGenerator(tuple(sizes), (ratios,) * len(sizes))}
+
     def attach(self, detector: Any) -> Any:
         """Makes the boxes of an image independent of the other images of its batch; returns the detector.
 
@@ -82,11 +106,14 @@ class DetectionBackbone(nn.Module):
             detector: torchvision's Faster, Mask or Keypoint R-CNN, FCOS or RetinaNet.
 
         Raises:
-            ValueError: the detector has another backbone.
+            ValueError: the detector has another backbone, or anchors of another number of maps.
         """
         if detector.backbone is not self:
             raise ValueError(f"the detector's backbone is {type(detector.backbone).__name__}, not this one: make it so")
         transform, dense = detector.transform, getattr(detector, "rpn", detector)
+        if (number := len(dense.anchor_generator.sizes)) != len(self.strides):
+            kind, remedy = type(detector).__name__, "make the detector with **backbone.anchors"
+            raise ValueError(f"anchors are of {number} maps, expected {len(self.strides)}: {remedy}({kind})")
         transform.size_divisible = max(transform.size_divisible, 2 * self.stride)
         transform.register_forward_hook(self._after_transform)
         self._keep_padding_out(dense.head)

@@ -202,8 +202,9 @@ def _find_architecture(name: str) -> str:
     try:
         source, path = parse_model_name(name)
         is_folder = source == "local-dir"
-        _, found, kwargs = (load_model_config_from_path if is_folder else load_model_config_from_hf)(path)
+        cfg, found, kwargs = (load_model_config_from_path if is_folder else load_model_config_from_hf)(path)
         check_architecture(found, kwargs or {}, name)
+        check_numbers(found, {key: cfg.get(key) for key in ("input_size", "test_input_size")}, name)
         if is_folder:
             check_file(path)
     except (*MODEL_ERRORS, OSError) as error:

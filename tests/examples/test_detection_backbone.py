@@ -10,6 +10,7 @@ from oracle import error
 from timm.optim import param_groups_layer_decay
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.ssd import SSD
 
 import vilonghorn  # noqa: F401  (registers the models)
 
@@ -108,6 +109,36 @@ def test_the_boxes_of_an_image_do_not_depend_on_its_neighbours(kind):
             order = torch.cdist(rows[0], rows[1]).argmin(1)[: int(0.9 * len(rows[0]))]
             for key, value in alone.items():
                 torch.testing.assert_close(found[key][order], value[: len(order)], rtol=1e-4, atol=1e-3)
+
+
+def test_anchors_are_those_of_torchvision_where_it_has_the_same_strides_and_one_size_a_map():
+    tiny = DetectionBackbone(timm.create_model("vilonghornv2_tiny", features_only=True))
+    default = FasterRCNN(tiny, 2).rpn.anchor_generator
+    made = tiny.anchors(MaskRCNN)["rpn_anchor_generator"]
+    assert (made.sizes, made.aspect_ratios) == (default.sizes, default.aspect_ratios)
+    backbone = hierarchy()
+    for kind, strides in ((FasterRCNN, 8), (RetinaNet, 4), (FCOS, 1)):
+        with pytest.raises(ValueError, match=rf"of 5 maps, expected 4: .* \*\*backbone.anchors\({kind.__name__}\)"):
+            backbone.attach(kind(backbone, 3))
+        detector = kind(backbone, 3, min_size=64, max_size=96, **backbone.anchors(kind)).eval()
+        dense = getattr(detector, "rpn", detector)
+        assert [sizes[0] / strides for sizes in dense.anchor_generator.sizes] == [4, 8, 16, 32]
+        assert detector([torch.rand(3, 64, 80)])[0]["boxes"].shape[1] == 4
+    with pytest.raises(ValueError, match="the detector is SSD, expected FasterRCNN, RetinaNet, FCOS or a subclass"):
+        backbone.anchors(SSD)
+
+
+@pytest.mark.parametrize("name, given", [("vilonghornv2_nano", (-1, 0)), ("vim_nano", (4, 1, 1))])
+def test_maps_have_the_order_of_feature_info_whatever_that_of_out_indices(name, given):
+    model = timm.create_model(name, img_size=64, features_only=True, out_indices=given)
+    maps, info = model(images(64, 64)), model.feature_info
+    assert [m.shape[1] for m in maps] == info.channels() and [64 // m.shape[2] for m in maps] == info.reduction()
+    layers = [dict(model.model.named_modules())[module] for module in info.module_name()]
+    seen = []
+    hooks = [layer.register_forward_hook(lambda *_, layer=layer: seen.append(layer)) for layer in layers]
+    assert hooks and len(model(images(64, 64))) == len(seen) and seen == layers
+    with pytest.raises(ValueError, match=r"feature_info has strides \[32, 8\], expected them rising: give out_ind"):
+        DetectionBackbone(timm.create_model("test_resnet", features_only=True, out_indices=(4, 2)))
 
 
 def test_a_feature_extractor_has_the_layers_and_the_weight_decay_of_its_model():

@@ -1,8 +1,12 @@
 """Masked image modelling: patches that a mask token replaces, in both families."""
 
+import math
+
 import pytest
 import timm
 import torch
+
+import vilonghorn  # noqa: F401  (registers the models)
 
 MODELS = {
     "vilonghorn_nano": dict(img_size=(32, 48), patch_size=16, depth=2),
@@ -12,7 +16,7 @@ MODELS = {
 
 def make(name, **options):
     torch.manual_seed(0)
-    return timm.create_model(name, **MODELS[name] | options).eval()
+    return timm.create_model(name, **MODELS.get(name, MODELS["vilonghorn_nano"]) | options).eval()
 
 
 def images():
@@ -34,6 +38,63 @@ def test_pixels_of_masked_patches_have_no_effect_and_the_mask_token_has(name):
     assert not torch.allclose(features[-1], model.forward_features(batch)[-1])
     features[-1].square().sum().backward()
     assert model.mask_token.grad.abs().sum() > 0 and "mask_token" in model.no_weight_decay()
+
+
+VARIANTS = [
+    ("vilonghorn_nano", dict(stride=8)),
+    ("vilonghorn_nano_shared", dict(patch_size=(16, 24))),
+    ("vim_nano", dict(dynamic_img_size=True, dynamic_img_pad=True, exportable=True)),
+    ("vilonghornv2_nano", dict(stem_stride=2, exportable=True, norm_layer="layernorm")),
+    ("vilonghornv2_nano", dict(dynamic_img_pad=True, residual_in_fp32=False)),
+]
+
+
+@pytest.mark.parametrize("bad, seed", [(math.nan, 1), (-math.inf, 2)])
+@pytest.mark.parametrize("name, options", VARIANTS)
+def test_what_is_under_a_mask_is_not_read_not_even_as_nan(name, options, bad, seed):
+    model = make(name, mask_token=True, drop_path_rate=0.2, **options).train(seed == 1)
+    rng = torch.Generator().manual_seed(seed)
+    masked = torch.rand(2, *model.grid_size((32, 48)), generator=rng) < 0.5
+    (dy, dx), (height, width) = model.patches()
+    hidden = torch.ones(2, *model.image_size(*masked.shape[1:]), dtype=torch.bool)
+    for image, row, column in (~masked).nonzero().tolist():
+        hidden[image, row * dy : row * dy + height, column * dx : column * dx + width] = False
+    hidden, more = hidden[:, :32, :48], {}
+    if model.takes_pixel_mask and seed == 1:
+        more["pixel_mask"] = torch.ones(2, 32, 48)
+        more["pixel_mask"][0, 9:] = more["pixel_mask"][1, :, 15:] = 0
+        hidden = hidden | (more["pixel_mask"] == 0)
+    results = []
+    for value in (0.3, bad):
+        batch = torch.where(hidden[:, None], value, images()).requires_grad_()
+        torch.manual_seed(seed)
+        model.zero_grad()
+        final, maps = model.forward_intermediates(batch, masked=masked, **more)
+        sum(y.float().square().mean() for y in [final, *maps]).backward()
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        results.append([final.detach(), *(y.detach() for y in maps), batch.grad, *grads])
+    assert all(y.isfinite().all() for y in results[1])
+    assert all(map(torch.equal, *results))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mask_hides_nan_in_an_exported_and_in_a_compiled_model(name):
+    model = make(name, mask_token=True)
+
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x, masked):
+            return self.model.forward_features(x, masked=masked)
+
+    batch = torch.where(MASK.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None], math.nan, images())
+    expected = model.forward_features(images(), masked=MASK)
+    compiled = torch.compile(Masked(), backend="eager", fullgraph=True)
+    for run in (torch.export.export(Masked(), (batch, MASK)).module(), compiled):
+        torch.testing.assert_close(run(batch, MASK), expected)
 
 
 @torch.no_grad()

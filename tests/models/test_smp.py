@@ -20,5 +20,8 @@ def test_decoders_of_maps_take_a_hierarchy():
     for decoder in ("deeplabv3", "deeplabv3plus"):
         with pytest.raises(ValueError, match="output_stride is .*, expected 32: vilonghornv2_tiny does not dilate"):
             smp.create_model(decoder, hierarchy, encoder_weights=None)
-    nano = dict(encoder_weights=None, classes=3, encoder_depth=4, decoder_channels=(32, 16, 8, 8))
-    assert smp.create_model("unet", "tu-vilonghornv2_nano", **nano).eval()(batch).shape == (1, 3, 128, 160)
+    four, channels = dict(encoder_depth=4), dict(encoder_depth=4, decoder_channels=(32, 16, 8, 8))
+    nano = dict.fromkeys(("unet", "unetplusplus", "manet"), channels) | dict.fromkeys(("linknet", "upernet"), four)
+    for decoder, options in (nano | dict(segformer=four, pspnet={})).items():
+        model = smp.create_model(decoder, "tu-vilonghornv2_nano", encoder_weights=None, classes=3, **options).eval()
+        assert model(batch).shape == (1, 3, 128, 160), decoder

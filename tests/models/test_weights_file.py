@@ -6,6 +6,7 @@ Weights also load into models of another size, through timm's own loading.
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import tarfile
@@ -154,9 +155,12 @@ RECORDS = [
         "global_pool='hf-hub:timm/resnet18.a1_in1k', expected a plain name",
     ),
     ({"kwargs": {"depth": 10**7}}, "depth=10000000, expected at most 1,000"),
-    ({"kwargs": {"img_size": [10**9, 32]}}, "expected at most 65,536"),
+    ({"kwargs": {"img_size": [10**9, 32]}}, "expected at most 20,000"),
     ({"kwargs": {"reverse": [[[False] * 100] * 100] * 100}}, "expected at most"),
     ({"kwargs": {"embed_dim": 32_768, "depth": 3}}, "numbers, but contains"),
+    ({"kwargs": {"img_size": [10_001, 10_000]}}, "expected at most 20,000 in sum"),
+    ({"kwargs": {"reverse": [[True] * 9] * 90}}, "numbers, but contains"),
+    ({"model": "resnet18", "kwargs": {"layers": [40] * 30}}, "expected at most 1,000 in sum"),
     ({"kwargs": {"mlp_ratio": float("nan")}}, "mlp_ratio=nan"),
     ({"kwargs": [1]}, "kwargs '[1]', expected arguments by name"),
     ({"kwargs": None}, "kwargs 'None', expected arguments by name"),
@@ -197,10 +201,43 @@ def test_a_record_downloads_nothing_and_makes_no_model_beyond_its_weights(tmp_pa
 
 @pytest.mark.parametrize("name, own, other", [(NANO, "pos_embed", "stem_stride"), (V2, "stem_stride", "pos_embed")])
 def test_a_record_gives_a_model_the_arguments_of_its_own_class_only(name, own, other):
-    check_architecture(name, {own: "a", "exportable": True}, "a")
+    check_architecture(name, {own: "none" if own == "pos_embed" else 2, "exportable": True}, "a")
     for refused in (other, "device", "file"):
         with pytest.raises(ValueError, match=f"a gives {name} the argument '{refused}', which a file"):
             check_architecture(name, {refused: "a"}, "a")
+
+
+V2_BOMBS = [
+    (dict(depths=[500, 499, 1, 1]), "depths=.*, expected at most 1,000 in sum"),
+    (dict(embed_dims=[60_000] * 4), "embed_dims=.*, expected at most 65,536 in sum"),
+    (dict(embed_dims=[8, 8, 30_000, 30_000]), "numbers, expected at most 1,000,000,000"),
+    (dict(mlp_ratios=[0, 0, 0, 60_000.0]), "numbers, expected at most 1,000,000,000"),
+    (dict(num_classes=10**6, embed_dims=[48, 96, 256, 5000]), "numbers, expected at most 1,000,000,000"),
+    (dict(num_classes=[10**6, 1]), "expected at most 1,000,000 in sum"),
+]
+
+
+@pytest.mark.parametrize("kwargs, message", V2_BOMBS, ids=lambda value: str(value)[:40])
+def test_a_configuration_without_weights_makes_no_model_beyond_the_limits(kwargs, message):
+    with pytest.raises(ValueError, match=f"a .*{message}"):
+        check_architecture("vilonghornv2_tiny", kwargs, "a")
+
+
+def test_large_images_and_many_patches_are_within_the_limits_and_published_sizes_beyond_are_not(tmp_path):
+    for name, kwargs in (
+        ("vilonghorn_base", dict(img_size=8192, pos_embed="none")),
+        ("vim_tiny", dict(img_size=[2048, 1024], patch_size=4)),
+        ("vilonghornv2_base", dict(img_size=[8192, 8192], num_classes=21_843)),
+    ):
+        check_architecture(name, kwargs, "a")
+    with pytest.raises(ValueError, match="a describes a vim_tiny of 3,[0-9,]* numbers, expected at most 1,000,000,000"):
+        check_architecture("vim_tiny", dict(img_size=4096, patch_size=1), "a")
+    publish.save_pretrained(timm.create_model(V2), tmp_path, "")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["pretrained_cfg"]["input_size"] = [3, 65_536, 65_536]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"local-dir:{tmp_path}.* input_size=.*, expected at most 20,000 in sum"):
+        load(f"local-dir:{tmp_path}")
 
 
 def test_random_arguments_make_a_model_or_are_refused(tmp_path):
@@ -314,6 +351,27 @@ def test_a_file_that_does_not_fit_is_refused_with_the_first_mismatches(
     save_file(change(source.state_dict()), tmp_path / "weights.safetensors")
     with pytest.raises(ValueError, match=message):
         load_file(tmp_path / "weights.safetensors", name=name, **{"img_size": 32, **SMALL, **options})
+
+
+@pytest.mark.parametrize("prefix, more, remedy", [("net.model.", [], True), ("model.", ["loss.weight"], False)])
+def test_weights_of_a_wrapped_model_are_refused_with_a_name_that_was_found(source, tmp_path, prefix, more, remedy):
+    weights = {prefix + name: value for name, value in source.state_dict().items()}
+    save_file(weights | {name: torch.ones(2) for name in more}, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError) as refused:
+        load_file(tmp_path / "weights.safetensors", img_size=32, **SMALL)
+    message = str(refused.value)
+    assert "(cls_token is missing, expected (1, 1, 32); " in message
+    assert re.search(rf"; ({prefix}[\w.]+|loss.weight) is \([\d, ]+\), expected no such name", message)
+    assert (f"All names start with '{prefix}': load {{name.removeprefix('{prefix}')" in message) is remedy
+
+
+@pytest.mark.parametrize("name", [NANO, V2])
+def test_an_argument_that_a_model_does_not_have_is_named_with_those_that_it_has(name):
+    wrong = dict(proj_drop_rate=0.1, attn_drop_rate=0.1, output_fmt="NHWC")
+    with pytest.raises(TypeError, match=f"{name} has no argument attn_drop_rate, output_fmt, proj_drop_rate, expected"):
+        timm.create_model(name, **wrong)
+    with pytest.raises(TypeError, match="no argument out_indices, expected some of img_size, .*drop_path_rate"):
+        timm.create_model(name, out_indices=(1,))
 
 
 def test_another_class_count_than_declared_is_refused_even_where_the_head_is_dropped(source, tmp_path):

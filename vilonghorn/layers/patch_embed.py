@@ -88,8 +88,8 @@ class PatchEmbed(timm.layers.PatchEmbed):
             H, W = H + pad_h, W + pad_w
         return (H - self.patch_size[0]) // self.stride[0] + 1, (W - self.patch_size[1]) // self.stride[1] + 1
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to (B, M, embed_dim) patch tokens in raster order.
+    def forward(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
+        """(B, in_chans, H, W) images, zeroed where only `masked` patches, (B, h, w), are, to (B, M, embed_dim) tokens.
 
         Raises:
             AssertionError: another size than the model's, unless `strict_img_size` is False.
@@ -104,6 +104,10 @@ class PatchEmbed(timm.layers.PatchEmbed):
             x = F.pad(x, (0, pad_w, 0, pad_h))
         elif not self.strict_img_size:
             check_whole_patches((H, W), self.patch_size, self.stride)
+        if masked is not None:  # else NaN under a mask reaches the gradient of the filters
+            read = masked.logical_not().unsqueeze(1).float()
+            patch = read.new_ones([1, 1, self.patch_size[0], self.patch_size[1]])
+            x = torch.where(F.conv_transpose2d(read, patch, stride=self.stride) == 0, 0.0, x)
         return self.norm(self.proj(x).flatten(2).transpose(1, 2))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -188,6 +189,9 @@ def build_backbone(
         if kwargs.get("feature_cls") not in (None, "getter"):
             raise ValueError(f"feature_cls is {kwargs['feature_cls']!r}, expected 'getter': others have no NCHW maps")
         kwargs.pop("feature_cls", None)
+    own, timms = (signature(made).parameters.keys() for made in (model_cls, build_model_with_cfg))
+    if unknown := kwargs.keys() - own - timms - {"features_only", "out_indices" if is_extractor else ""}:
+        raise TypeError(f"{variant} has no argument {', '.join(sorted(unknown))}, expected some of {', '.join(own)}")
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
         if not (cfg.has_weights or cfg.state_dict):
@@ -205,6 +209,8 @@ def build_backbone(
         feature_cfg=dict(out_indices=out_indices, feature_cls=Features),
         **kwargs,
     )
+    if is_extractor:  # the maps have the order of the layers, each once
+        model.out_indices = model.feature_info.out_indices = sorted(set(model.out_indices))
     if is_exportable():
         make_exportable(model)
     return model

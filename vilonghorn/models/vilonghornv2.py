@@ -97,8 +97,8 @@ class Stage(nn.Module):
 
 
 def zero_invalid(x: Tensor, valid: Tensor) -> Tensor:
-    """(B, C, H, W) maps times `valid`, (B, 1, h, w): 1, or 0 where a map does not count. H, W are multiples of h, w."""
-    return x * F.interpolate(valid, x.shape[2:]).to(x.dtype)
+    """(B, C, H, W) maps, zero where `valid`, (B, 1, h, w), is 0; else it is 1. H, W are multiples of h, w."""
+    return torch.where(F.interpolate(valid, x.shape[2:]) == 0, 0.0, x)  # a product would keep NaN
 
 
 def to_autocast_dtype(x: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ class VisionLonghorn(Backbone):
 
         Args:
             x: images, (B, in_chans, H, W).
-            indices: stages to return: the last n if an int, all if None.
+            indices: stages to return, in their own order, each once: the last n if an int, all if None.
             norm: apply the final norm to the map of the last stage.
             stop_early: do not run the stages after the last chosen one.
             output_fmt: "NCHW" for maps (B, C, h, w), or "NHWC".

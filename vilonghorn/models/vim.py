@@ -267,10 +267,12 @@ class VisionSSM(Backbone):
     def _embed(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
         """(B, in_chans, H, W) images to the residual stream, (B, 1 + M, C) in the order of the scan."""
         B, _, H, W = x.shape
-        x, pos = self.patch_embed(x), self.pos_embed
         if masked is not None:
             h, w = self.patch_embed.dynamic_feat_size((H, W))
-            x = replace_masked(x, patch_mask(masked, (B, h, w)).flatten(1), self.mask_token)
+            masked = patch_mask(masked, (B, h, w))
+        x, pos = self.patch_embed(x, masked), self.pos_embed
+        if masked is not None:
+            x = replace_masked(x, masked.flatten(1), self.mask_token)
         token: Tensor = self.cls_token
         if pos is not None:
             if self.dynamic_img_size:
@@ -307,7 +309,7 @@ class VisionSSM(Backbone):
 
         Args:
             x: images, (B, in_chans, H, W).
-            indices: blocks to return: the last n if an int, all if None.
+            indices: blocks to return, in their own order, each once: the last n if an int, all if None.
             return_prefix_tokens: pair each feature with its class token, (B, 1, C).
             norm: apply the final norm to the features.
             stop_early: do not run the blocks after the last chosen one.

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from inspect import signature
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -26,8 +27,9 @@ RECORD, DIGEST = "vilonghorn", "vilonghorn_sha256"  # entries of the header
 RECORD_TYPES: dict[str, tuple[Any, str]] = dict.fromkeys(("model", "weights"), (str, "a text"))
 RECORD_TYPES |= dict(kwargs=(dict, "arguments by name"), epoch=(int, "a number"))
 RECORD_TYPES |= dict.fromkeys(("top1", "top5", "loss"), ((int, float), "a number"))
-MAX_DEPTH, MAX_NUMBER, MAX_ENTRIES = 1_000, 65_536, 1_000  # of a model that a record describes
-MAX_CLASSES = 1_000_000
+# Of a model that a record describes, for the sum of an argument's numbers: blocks, classes, sides in pixels, others.
+LIMITS = (("depth|layers|blocks", 1_000), ("num_classes", 1_000_000), ("img_size|input_size", 20_000), ("", 65_536))
+MAX_ENTRIES, MAX_PARAMETERS = 1_000, 1_000_000_000
 _FOREIGN = re.compile("pretrained|checkpoint|cache|file|url|hub|device")  # arguments of timm that read or download
 MAX_LISTED = 3  # mismatches that an error names
 ADVICE = "give a state dict of float tensors, alone or under 'model' or 'state_dict'"
@@ -121,8 +123,8 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
     """Checks the model that a file describes, so that making it downloads nothing and takes no more than its weights.
 
     The name is in timm's registry: other names download. A model of this library has the arguments of its class only,
-    and no more parameters than the state dict `weights` of the file (None: not compared). Numbers are at most 65,536
-    (1,000 blocks, 1,000,000 classes), and texts are plain names. Else raises ValueError, which names the `source`.
+    and no more parameters than the state dict `weights` of the file (None: than 10^9). Numbers are within `LIMITS`, and
+    texts are plain names. Else raises ValueError, which names the `source`.
     """
     if not isinstance(name, str) or not isinstance(kwargs, dict):
         raise ValueError(f"{source} does not describe a model: expected a name and its arguments")
@@ -140,23 +142,26 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
             if isinstance(entry, str) and not re.fullmatch(r"[\w.-]*", entry):
                 raise ValueError(f"{source} gives {name} {key}={entry[:100]!r}, expected a plain name")
     check_numbers(name, kwargs, source)
-    if ours and weights is not None:
+    if ours:
         try:
             model = timm.create_model(name, **kwargs, device="meta")
         except Exception as error:  # nearly any, of arguments of wrong types
             raise ValueError(f"{source} describes no {name} that can be made ({one_line(error)})") from error
-        expected, found = (sum(value.numel() for value in state.values()) for state in (model.state_dict(), weights))
-        if expected > found:
-            raise ValueError(f"{source} describes a {name} of {expected:,} numbers, but contains {found:,}")
+        limit = MAX_PARAMETERS if weights is None else sum(value.numel() for value in weights.values())
+        if (numbers := sum(value.numel() for value in model.state_dict().values())) > limit:
+            most = "expected at most" if weights is None else "but contains"
+            raise ValueError(f"{source} describes a {name} of {numbers:,} numbers, {most} {limit:,}")
 
 
 def check_numbers(name: str, kwargs: Mapping[Any, Any], source: str | Path) -> None:
-    """Raises ValueError if an argument of a model has a number above its limit, with which making it would not end."""
+    """Raises ValueError if the numbers of an argument have a sum above its limit: making the model would not end."""
     for key, value in kwargs.items():
-        limit = MAX_DEPTH if "depth" in str(key) else MAX_CLASSES if key == "num_classes" else MAX_NUMBER
-        for entry in _entries(value):
-            if isinstance(entry, (int, float)) and not abs(entry) <= limit:
-                raise ValueError(f"{source} gives {name} {key}={entry}, expected at most {limit:,}")
+        limit = next(limit for pattern, limit in LIMITS if re.search(pattern, str(key)))
+        entries = [*_entries(value)]
+        total = sum(min(abs(entry), limit + 1) for entry in entries if isinstance(entry, (int, float)))
+        if len(entries) > MAX_ENTRIES or not total <= limit:
+            most = f"expected at most {limit:,} in sum, in {MAX_ENTRIES:,} entries"
+            raise ValueError(f"{source} gives {name} {key}={str(value)[:100]}, {most}")
 
 
 def is_ours(name: str) -> bool:
@@ -171,15 +176,12 @@ def _arguments(name: str) -> set[str]:
 
 
 def _entries(value: Any) -> Iterator[Any]:
-    """The scalars of nested JSON; at most `MAX_ENTRIES`."""
+    """The scalars of nested JSON."""
     pending = [value]
-    for count, value in enumerate(pending):  # which grows
-        if count == MAX_ENTRIES:
-            yield float("inf")
-            return
+    for value in pending:  # which grows
         if isinstance(value, dict):
             pending += [*value, *value.values()]
-        elif isinstance(value, list):
+        elif isinstance(value, (list, tuple)):
             pending += value
         else:
             yield value
@@ -239,10 +241,14 @@ def fit_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module, with_head
         if given.get(name) != expected.get(name) and name not in adapted
     ]
     if wrong:
-        raise ValueError(
-            f"this checkpoint does not fit the model: {len(wrong)} mismatches ({_some(wrong, '; ')}); "
-            f"{len(expected.items() & given.items())} of {len(expected)} parameters fit. Make the model with the rule, "
-            "sizes and number of classes of the checkpoint"
+        remedy = "Make the model with the rule, sizes and number of classes of the checkpoint"
+        prefix = commonprefix([*state_dict]).rpartition(".")[0] + "."
+        if any(prefix + name in state_dict for name in expected):
+            remedy = f"All names start with {prefix!r}: load {{name.removeprefix({prefix!r}): t for name, t in ...}}"
+        raise ValueError(  # with names of the model and, where there are others, of the checkpoint
+            f"this checkpoint does not fit the model: {len(wrong)} mismatches "
+            f"({_some([wrong[0], *wrong[:0:-1]], '; ')}); "
+            f"{len(expected.items() & given.items())} of {len(expected)} parameters fit. {remedy}"
         )
     return fitted
 

@@ -131,7 +131,7 @@ def _zero_invalid(xz: Tensor, valid: Tensor, weights: MixerWeights, scan_norm: T
         raise ValueError(
             "mamba_inner: valid needs a convolution over the grid, separate directions, and a rule without decay"
         )
-    return xz * valid[..., None].to(xz.dtype)
+    return torch.where(valid[..., None] == 0, 0.0, xz)
 
 
 def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None, valid: Tensor | None = None) -> Tensor:
@@ -189,7 +189,7 @@ def projections(
 ) -> tuple[Tensor, ...]:
     """z, (B, L, D); u, (S, B, L, D), dt, (S, B, L, H), k and q, (S, B, L, N); u, k and q are zero where not `valid`."""
     z, u = convolve(args, conv)
-    u = u if valid is None else u * valid[..., None].to(u.dtype)
+    u = u if valid is None else torch.where(valid[..., None] == 0, 0.0, u)
     _, B, L, _, N, _, R, _ = args.sizes
     x_proj: Any = args.weights.x_proj
     dt_proj: Any = args.weights.dt_proj
