@@ -112,7 +112,8 @@ class ImageFolder:
         if left_out:
             self.notes.append(f"{self.path}: {describe_left_out(len(self.paths), left_out)}")
         one = f"has one class only, {printable(folders[0].name)}" if self.num_classes == 1 else ""
-        if not {os.path.dirname(path) for path in self.paths} & {str(folder) for folder in folders}:
+        direct = {str(folder) for folder in folders}
+        if not any(os.path.dirname(path) in direct for path in self.paths):
             inner = printable(str(folders[0]))
             level = f"give {inner} if the classes are in it" if len(folders) == 1 else "expected images in them"
             one = " and ".join(filter(None, [one, f"its class folders have folders only; {level}"]))
@@ -270,8 +271,9 @@ def list_images(
         for link in filter(os.path.islink, (os.path.join(parent, name) for name in folders)):
             if os.path.commonpath([above, target := os.path.realpath(link)]) == target:
                 raise ValueError(f"{printable(f'{link} is a link to {target}, a folder above it')}; remove the link")
-        found += [os.path.join(parent, name) for name in files if is_image(name)]
-        others = [name for name in files if not is_image(name) and not _is_added(name)]
+        start, images = os.path.join(parent, ""), [name for name in files if is_image(name)]
+        found += [start + name for name in images]
+        others = (name for name in sorted({*files}.difference(images)) if not _is_added(name))
         left_out.update(os.path.splitext(name)[1].lower() or "without extension" for name in others)
     return sorted(found, key=lambda path: path.replace(os.sep, "/")), left_out
 
