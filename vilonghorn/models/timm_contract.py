@@ -210,7 +210,7 @@ def build_backbone(
         **kwargs,
     )
     if is_extractor:  # the maps have the order of the layers, each once
-        model.out_indices = model.feature_info.out_indices = sorted(set(model.out_indices))
+        model.feature_info.out_indices = sorted(set(model.out_indices))
     if is_exportable():
         make_exportable(model)
     return model

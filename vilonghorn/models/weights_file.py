@@ -245,9 +245,10 @@ def fit_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module, with_head
         prefix = commonprefix([*state_dict]).rpartition(".")[0] + "."
         if any(prefix + name in state_dict for name in expected):
             remedy = f"All names start with {prefix!r}: load {{name.removeprefix({prefix!r}): t for name, t in ...}}"
-        raise ValueError(  # with names of the model and, where there are others, of the checkpoint
+        unknown = [text for text in wrong if text.endswith("no such name")][:1]
+        raise ValueError(
             f"this checkpoint does not fit the model: {len(wrong)} mismatches "
-            f"({_some([wrong[0], *wrong[:0:-1]], '; ')}); "
+            f"({_some([*dict.fromkeys((wrong[0], *unknown, *wrong))], '; ')}); "
             f"{len(expected.items() & given.items())} of {len(expected)} parameters fit. {remedy}"
         )
     return fitted
