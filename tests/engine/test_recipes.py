@@ -34,7 +34,8 @@ def read(*files: str, **overrides):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_recipe_is_the_published_one_and_the_same_for_all(model):
     values = flatten(read(f"imagenet/{model}.yaml").to_dict())
-    own = {"model.name", "model.drop_path", "optimizer.weight_decay", "data.batch_size", "run.dir"}
+    own = {"model.name", "model.drop_path", "optimizer.weight_decay", "data.train", "data.val", "data.batch_size"}
+    own |= {"run.dir"}
     assert {key for key in values if values[key] != RECIPE[key]} <= own
     small, deit = "small" in model, "deit" in model
     assert values["optimizer.weight_decay"] == (0.05 if small or deit else 0.1)

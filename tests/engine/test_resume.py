@@ -222,7 +222,7 @@ def test_other_data_and_updates_of_other_batches_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"images is 48, .* started with 40: .* same data"):
         toy_trainer(tmp_path, two, resume=True)
     val.fingerprint = "checks"
-    with pytest.raises(ValueError, match="fingerprint of data.val .*val.beton. is checks, .* started with stri"):
+    with pytest.raises(ValueError, match="fingerprint of data.val .* is checks, .* started with stri"):
         toy_trainer(tmp_path, two, resume=True, train=ToyLoader(40), val=val)
 
 

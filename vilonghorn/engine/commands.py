@@ -30,7 +30,7 @@ def configure(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Name
     config, options = parse(parser, argv, "digits")
     dist = Distributed()
     dist.init()
-    reads_digits = Path(config.data.train) == DIGITS / "train" and not DIGITS.exists()
+    reads_digits = Path(config.data.train or "") == DIGITS / "train" and not DIGITS.exists()
     dist.run_on_all(lambda: write_digits(DIGITS) if dist.is_main and reads_digits else None)
     if dist.is_main and reads_digits:
         print(f"wrote scikit-learn's handwritten digits to {DIGITS}", flush=True)
@@ -74,7 +74,7 @@ def print_evaluation(config: Config, options: Namespace) -> None:
         print(summarize(run, checkpoint, record, result))
         if options.json:
             scores = hide_top5(found.scores, len(found.names)).items()
-            facts = {"run": run, "data": printable(config.data.val), "images": len(found.rows)}
+            facts = {"run": run, "data": printable(config.data.held_out or ""), "images": len(found.rows)}
             facts |= {"checkpoint": checkpoint, "weights": record["weights"], "epoch": record["epoch"]}
             facts |= {name: score if math.isfinite(score) else None for name, score in scores}
             write_json(options.json, facts | {"classes": found.per_class(), "confusions": found.confusions()})

@@ -33,6 +33,11 @@ class DataConfig(ImageConfig):
     val_split: float | None = within("(0, 1)", None)
     skip_unreadable: bool = False
 
+    @property
+    def held_out(self) -> str | None:
+        """Where held-out images are: `val`, or `train` of which a part is held out."""
+        return self.val or self.train
+
 
 @dataclass
 class ModelConfig:

@@ -96,7 +96,7 @@ def write_report(directory: RunDirectory, config: Config, found: Predictions, re
     draw_confidence(path / "confidence.png", found)
     if 1 < len(found.names) <= MAX_CLASSES:
         draw_confusion(path / "confusion.png", found)
-    files = (Path(config.data.val, row.file) for _, row in [*found.mistakes, *found.sample])
+    files = (Path(config.data.held_out or "", row.file) for _, row in [*found.mistakes, *found.sample])
     image = shell_path(next(filter(Path.is_file, files), "photo.jpg"))
     _write_page(directory, config, result, weights=weights, found=found, image=image, limit=MAX_CLASSES)
 

@@ -308,7 +308,7 @@ class Trainer:
 
 def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ValueError if a resumed run does not have the same data, or not the same batches per update."""
-    sources = {"train": f" of data.train ({config.data.train})", "val": f" of data.val ({config.data.val})"}
+    sources = {"train": f" of data.train ({config.data.train})", "val": f" of data.val ({config.data.held_out})"}
     sources |= {f"{split}_images": f" of the images of data.{split}" for split in ("train", "val")}
     sources["teacher"] = f" of task.teacher ({', '.join(config.task.teacher) or 'none'})"
     for key in {**old, "teacher": None}:

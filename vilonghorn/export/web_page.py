@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from timm.layers import to_2tuple
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
@@ -73,18 +74,21 @@ def fetch_runtime() -> Path:
 
 
 def read_examples(model: str, files: Sequence[Path] | None = None) -> list[Image.Image]:
-    """Reads the pictures of a page: `files`, or if `model` is a run three held-out images.
+    """Reads the pictures of a page: `files`, or if `model` is a run three of its images, held-out ones with `data.val`.
 
-    Raises ValueError if one of `files` cannot be read. Warns if `data.val` of the run cannot.
+    Raises ValueError if one of `files` cannot be read. Warns if those of a run cannot.
     """
     if files or not Path(model).is_dir():
         return [read_image(file) for file in files or ()]
     data = load_config(run_config(model)).data
-    options = dict(training=False, labelled=False, batch_size=3, image_size=min(SIDE, 2 * data.image_size), workers=0)
+    if data.held_out is None:  # the run had loaders of its own
+        return []
+    side = min(SIDE, 2 * max(to_2tuple(data.image_size)))
+    options = dict(training=False, labelled=False, batch_size=3, image_size=side, workers=0)
     options |= dict(mean=(0, 0, 0), std=(1, 1, 1), crop_pct=1)
     try:
-        step = max(1, create_loader(data.val, **options).num_samples // 3)  # evenly spaced
-        images, _ = next(create_loader(data.val, rank=step // 2, world_size=step, **options).epoch(0))
+        step = max(1, create_loader(data.held_out, **options).num_samples // 3)  # evenly spaced
+        images, _ = next(create_loader(data.held_out, rank=step // 2, world_size=step, **options).epoch(0))
     except (ImportError, OSError, ValueError) as error:
         warnings.warn(f"no examples from data.val of the run ({error}); choose some by --examples", stacklevel=2)
         return []
