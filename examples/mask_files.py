@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from vilonghorn import read_image
-from vilonghorn.data.image_folder import EXTENSIONS
+from vilonghorn.data.image_file import EXTENSIONS
 
 IGNORED = 255
 

@@ -21,7 +21,7 @@ from timm.models._hub import generate_readme, save_config_for_hf
 from torch import nn
 
 from vilonghorn.data.atomic_files import atomic_folder
-from vilonghorn.data.image_folder import printable
+from vilonghorn.data.image_file import printable
 from vilonghorn.engine import load_run
 from vilonghorn.engine.evaluate import check_names, preprocessing
 from vilonghorn.engine.predictions import hide_top5

@@ -20,7 +20,7 @@ def _is_command() -> bool:
 
 if TYPE_CHECKING:
     from . import models
-    from .data.image_folder import read_image
+    from .data.image_file import read_image
     from .inference import load, predict
     from .models.flops import count_flops
 elif not _is_command():  # help does not wait for torch, and training sets OMP_WAIT_POLICY before torch is imported
@@ -31,7 +31,7 @@ _LAZY = {
     "count_flops": ".models.flops",
     "load": ".inference",
     "predict": ".inference",
-    "read_image": ".data.image_folder",
+    "read_image": ".data.image_file",
 }
 
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import Compose
 
-from .data.image_folder import EXTENSIONS, MAX_PIXELS, list_images, printable, read_image, to_rgb
+from .data.image_file import EXTENSIONS, MAX_PIXELS, printable, read_image, to_rgb
+from .data.image_folder import list_images
 from .data.loaders.processes import read_batches
 from .engine import load_run
 from .engine.config import nearest

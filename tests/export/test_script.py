@@ -16,7 +16,7 @@ from timm.data import create_transform
 
 from vilonghorn import load, predict
 from vilonghorn.cli import main
-from vilonghorn.data.image_folder import read_image
+from vilonghorn.data.image_file import read_image
 from vilonghorn.export import capture, export, formats, load_for_export
 from vilonghorn.ops.backends import cpu
 

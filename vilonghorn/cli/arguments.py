@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse.typing import PositiveInt
 
-from ..data.image_folder import MAX_PIXELS
+from ..data.image_file import MAX_PIXELS
 from ..inference import LoadedModel, load
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..data.atomic_files import atomic_write
-from ..data.image_folder import read_image
+from ..data.image_file import read_image
 from ..figures import png
 from ..interpret import KINDS, draw, make_sheet, view
 from . import make_parser

@@ -14,7 +14,8 @@ from pathlib import Path
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 
-from ..data.image_folder import OTHER_IMAGES, describe_crop, describe_left_out, image_sizes, list_images, printable
+from ..data.image_file import OTHER_IMAGES, describe_crop, image_sizes, printable
+from ..data.image_folder import describe_left_out, list_images
 from ..data.loaders.config import CROP_MODES
 from ..inference import predict
 from . import make_parser

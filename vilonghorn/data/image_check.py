@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from .. import __version__
 from .atomic_files import atomic_write
-from .image_folder import ImageFolder, UnreadableImage, printable, read_image
+from .image_file import UnreadableImage, printable, read_image
+from .image_folder import ImageFolder
 from .threads import available_cpus, in_order
 
 DIGEST = 16  # bytes

@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from ..data.atomic_files import atomic_write, explain_full_disk, lock, named_errors, sync
-from ..data.image_folder import printable
+from ..data.image_file import printable
 from ..models.weights_file import pack, read_weights
 
 FORMAT = 3

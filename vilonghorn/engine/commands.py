@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from ..data.atomic_files import atomic_write, write_json
 from ..data.digits import write_digits
-from ..data.image_folder import printable
+from ..data.image_file import printable
 from .checkpoint import RunDirectory
 from .command_line import parse
 from .config import Config

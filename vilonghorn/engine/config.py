@@ -11,7 +11,7 @@ import timm
 from timm.layers import to_2tuple
 
 from .. import models  # noqa: F401  (registers our models with timm)
-from ..data.image_folder import printable
+from ..data.image_file import printable
 from ..data.loaders.config import ImageConfig, TransformConfig, check_intervals, within
 
 

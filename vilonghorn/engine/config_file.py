@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from ..data.atomic_files import named_errors
-from ..data.image_folder import printable
+from ..data.image_file import printable
 from .config import FIELDS, SECTIONS, Config, flatten, nearest
 
 MAX_BYTES = 100_000  # of a configuration file

@@ -14,7 +14,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.layers import to_2tuple
 from torch import nn
 
-from ..data.image_folder import printable
+from ..data.image_file import printable
 from ..models.weights_file import check_architecture, one_line
 from .checkpoint import RunDirectory, load_weights
 from .command_line import load_config

@@ -15,7 +15,7 @@ import torch
 
 from ..data import Beton, ImageFolder, create_loader
 from ..data.image_check import ImageCheck
-from ..data.image_folder import printable
+from ..data.image_file import printable
 from ..data.loaders import open_source
 from ..data.loaders.config import LoaderConfig
 from .config import Config

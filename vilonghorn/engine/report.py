@@ -10,7 +10,7 @@ import yaml
 from jinja2 import Template
 from matplotlib.figure import Figure
 
-from ..data.image_folder import printable
+from ..data.image_file import printable
 from ..figures import cut_middle, fit_text, png
 from .checkpoint import PICTURES, RunDirectory, write_file
 from .config import Config

@@ -61,7 +61,7 @@ def describe(model: nn.Module, precision: str = "fp32", scan: str = "standard") 
     found = dict(
         model=cfg["architecture"],
         classes=cfg.get("label_names"),
-        # As `data.image_folder.to_rgb` reads a file, for readers in other languages.
+        # As `data.image_file.to_rgb` reads a file, for readers in other languages.
         reading=dict(orientation="exif", channels="RGB", bits=8, background=[255, 255, 255], gray16="value >> 8"),
         preprocessing=resolve_model_data_config(model),
         weights=precision,

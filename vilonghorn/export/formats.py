@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torch.export import ExportedProgram
 
-from ..data import image_folder
-from ..data.image_folder import printable
+from ..data import image_file
+from ..data.image_file import printable
 from . import run_exported
 from .native import ort_library
 from .onnx_file import read_onnx, write_onnx, write_ort
@@ -20,7 +20,18 @@ from .pt2_file import read_pt2, write_pt2
 
 SCRIPT = Path(__file__).with_name("script.py.txt")
 MARK = b"# Written by vilonghorn export"  # its first words
-COPIED = ("FORMATS", "MIN_SIDE", "PNG_SCALE", "TURNS", "printable", "to_rgb")  # of `image_folder`, into the script
+# Of `image_file`, copied into the script.
+COPIED = (
+    "FORMATS",
+    "MIN_SIDE",
+    "PHOTOMETRIC",
+    "WHITE_IS_ZERO",
+    "PNG_SCALE",
+    "TURNS",
+    "printable",
+    "as_number",
+    "to_rgb",
+)
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 ORT_NEEDS = (
     "onnxruntime 1.17 or later, and libvilonghorn_cpu of this version, registered with the session before it opens the "
@@ -73,7 +84,7 @@ FORMATS = {
 
 def make_script(file: str) -> bytes:
     """The script that classifies images with a file of this name beside it. It reads them by the library's code."""
-    values = {name: getattr(image_folder, name) for name in COPIED}
+    values = {name: getattr(image_file, name) for name in COPIED}
     copied = (inspect.getsource(v) if callable(v) else f"{name} = {v!r}" for name, v in values.items())
     return Template(SCRIPT.read_text("utf-8")).substitute(file=ascii(file), copied="\n\n".join(copied)).encode()
 

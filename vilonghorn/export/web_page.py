@@ -17,7 +17,7 @@ from torchvision.transforms.functional import to_pil_image
 
 from ..data import create_loader
 from ..data.atomic_files import atomic_folder, write_json
-from ..data.image_folder import read_image
+from ..data.image_file import read_image
 from ..engine.evaluate import load_config, run_config
 from .capture import backbone, describe
 from .verify import Errors, export

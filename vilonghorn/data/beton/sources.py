@@ -11,7 +11,8 @@ from typing import Any
 
 from PIL import Image
 
-from ..image_folder import EXTENSIONS, ImageFolder, UnreadableImage, printable, read_image
+from ..image_file import EXTENSIONS, UnreadableImage, printable, read_image
+from ..image_folder import ImageFolder
 
 MAX_MEMBER = 1 << 30  # bytes of a file in a tar file, which is read into memory
 MAX_PADDING = 1 << 20  # bytes of zeros that may end a tar file; tar itself writes up to 10 KiB

@@ -21,7 +21,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..atomic_files import atomic_writes, explain_full_disk, named_errors, only_writer
-from ..image_folder import MAX_PIXELS, MIN_SIDE, UnreadableImage, shorten, to_rgb
+from ..image_file import MAX_PIXELS, MIN_SIDE, UnreadableImage, to_rgb
+from ..image_folder import shorten
 from ..threads import available_cpus, in_order
 from . import format as fmt
 from .sources import Sample, open_samples

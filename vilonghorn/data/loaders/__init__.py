@@ -11,7 +11,8 @@ import numpy as np
 from timm.layers import to_2tuple
 
 from ..beton.format import Beton, check_beton
-from ..image_folder import ImageFolder, UnlabelledFolder, describe_crop, image_sizes, shorten
+from ..image_file import describe_crop, image_sizes
+from ..image_folder import ImageFolder, UnlabelledFolder, shorten
 from ..threads import available_cpus
 from .config import LoaderConfig
 from .loader import FolderLoader, Loader

@@ -14,7 +14,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import to_2tuple
 
 from ..augment.policy import Policy
-from ..image_folder import MAX_PIXELS
+from ..image_file import MAX_PIXELS
 
 CROP_MODES = ("center", "squash", "border")
 SIZE_STEP = 32  # pixels; sizes of a progressive resolution are multiples of it, as in ffcv-imagenet

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..augment import Augmentation
 from ..beton.format import Beton
-from ..image_folder import ImageFolder, printable
+from ..image_file import printable
+from ..image_folder import ImageFolder
 from ..rng import sample_of, seeded, training_order, uniform
 from .config import LoaderConfig
 from .processes import ignore_signals, read_batches
