@@ -5,7 +5,7 @@ onnxruntime at a time. The table has ratios of the shortest times, and with one 
 other processes disturb it least.
 """
 
-import sys
+import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,8 +38,8 @@ def shortest(run: Callable[..., object], images: torch.Tensor, threads: int) -> 
 
 
 @torch.inference_mode()
-def main(rounds: int = 5) -> None:
-    """Measures, and writes the page."""
+def measure(rounds: int) -> None:
+    """Measures, and prints the table."""
     model, lines = load_for_export(MODEL), []
     with tempfile.TemporaryDirectory() as folder:
         files = {scan: str(Path(folder, f"{scan}.onnx")) for scan in SCANS}
@@ -59,5 +59,13 @@ def main(rounds: int = 5) -> None:
     print(f"{made}:\n\n{markdown(lines)}")
 
 
+def main() -> None:
+    """Reads the number of rounds from the command line, and measures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    text = "sessions of each candidate (default: %(default)s)"
+    parser.add_argument("rounds", nargs="?", type=int, metavar="ROUNDS", default=5, help=text)
+    measure(parser.parse_args().rounds)
+
+
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

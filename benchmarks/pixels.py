@@ -5,7 +5,7 @@ Without an image folder, it makes 64 photographs. docs/data.md quotes the tables
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -79,8 +79,19 @@ def operation_differences(images: list[Image.Image]) -> dict[str, list[float]]:
     return differences
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Compares the images of a folder, or photographs that it makes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="FOLDER", help="image folder (default: one that is made)"
+    )
+    folder = parser.parse_args().folder
     with tempfile.TemporaryDirectory() as temporary:
-        if len(sys.argv) < 2:
-            make_photos(Path(temporary) / "photos", 64, 500, 400)
-        report_pixels(Path(sys.argv[1] if len(sys.argv) > 1 else f"{temporary}/photos"), Path(temporary), 224)
+        if folder is None:
+            folder = Path(temporary) / "photos"
+            make_photos(folder, 64, 500, 400)
+        report_pixels(folder, Path(temporary), 224)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ In the root of a checkout where data/icons is (studies/data/icons.py), with nncf
 icons.onnx is exported. 2,000 held-out icons are classified.
 """
 
+import argparse
 import json
 import os
 import random
@@ -55,7 +56,7 @@ def defaults(names: dict[str, Any]) -> dict[str, Callable[[], object]]:
     }
 
 
-def main(file: Path) -> None:
+def measure_recipes(file: Path) -> None:
     """Measures, and writes the page."""
     root, file, page = Path.cwd(), file.absolute(), PAGE.read_text(encoding="utf-8")
     classes = json.loads(read_onnx(file)["classes"])
@@ -95,5 +96,12 @@ def main(file: Path) -> None:
     write_page(PAGE, {"quantize": f"{made}:\n\n{markdown(lines)}"})
 
 
+def main() -> None:
+    """Reads the file from the command line, and measures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, metavar="ICONS.onnx", help="file of `vilonghorn export`, as on the page")
+    measure_recipes(parser.parse_args().file)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -6,8 +6,8 @@ cached logits, and with its logits of the augmented images. The teacher is `vilo
 LIMIT seconds, and writes studies/results/teacher_cost.json.
 """
 
+import argparse
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -54,7 +54,7 @@ def make_trainer(name: str, icons: Path, directory: Path) -> tuple[Trainer, floa
     return trainer, time.perf_counter() - start
 
 
-def main(icons: Path) -> None:
+def measure(icons: Path) -> None:
     """Measures, then writes the file."""
     start, seconds = time.monotonic(), {name: [] for name in RUNS}
     with tempfile.TemporaryDirectory() as folder:
@@ -81,6 +81,15 @@ def main(icons: Path) -> None:
     write_json(RESULTS, {**facts, "images": images, "cache_seconds": cache, "runs": rows})
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Reads the folder from the command line, and measures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    text = "folder with train.beton and val.beton, or train and val (default: %(default)s)"
+    parser.add_argument("icons", nargs="?", type=Path, metavar="ICONS", default=Path("data/icons"), help=text)
+    icons = parser.parse_args().icons
     warnings.simplefilter("ignore")
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "data/icons"))
+    measure(icons)
+
+
+if __name__ == "__main__":
+    main()
