@@ -95,17 +95,3 @@ def test_the_page_on_predictions(folder, capsys):
     names = run_blocks("docs/predict.md")
     likeliest = names["photos"].class_names[int(names["probabilities"].argmax())]
     assert capsys.readouterr().out == f"{likeliest} {NAMES}\n"
-
-
-def test_the_page_on_photographs_splits_every_class(folder):
-    for name, count in (("cat", 10), ("dog", 7)):
-        (folder / "photos/all" / name).mkdir(parents=True)
-        for i in range(count):
-            (folder / "photos/all" / name / f"{i}.jpg").touch()
-    run_blocks("docs/photos.md")
-    parts = [
-        {str(p.relative_to(folder / "photos" / part)) for p in (folder / "photos" / part).rglob("*.jpg")}
-        for part in ("train", "val")
-    ]
-    assert [len(part) for part in parts] == [8 + 5, 2 + 2] and not parts[0] & parts[1]
-    assert {name.split("/")[0] for name in parts[1]} == {"cat", "dog"}

@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -320,3 +321,18 @@ def test_a_run_without_progress_ends_early_and_again_after_a_kill_and_goes_on_wi
     assert f"the run in {run} was finished, {why}: go on by --resume {run} --schedule.patience null, or train" in said
     trainer = scored(make_trainer(toy_config(run, *options[:1]), arguments))
     assert trainer.fit()["best"] == {"epoch": 5, "top1": 80.0, "loss": 1.0} and trainer.finished == "after 6 epoch(s)"
+
+
+def test_a_run_that_another_process_has_made_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+    toy_trainer(tmp_path / "other", "--schedule.epochs=1", "--schedule.warmup_epochs=0").fit()
+    opened = Trainer._open
+
+    def open_late(self, *arguments):
+        shutil.copytree(tmp_path / "other", tmp_path / "run", dirs_exist_ok=True)
+        opened(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_open", open_late)
+    with pytest.raises(FileExistsError, match="there is a run in .*run: resume it by --resume"):
+        toy_trainer(tmp_path / "run")
+    for name in ("last.pt", "log.jsonl", "best.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()

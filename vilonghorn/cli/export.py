@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..engine.distributed import shell_path
 from ..export.attention import SCANS
 from ..export.formats import FORMATS, kind_of, summarize
 from ..export.load import load_for_export
@@ -73,9 +74,9 @@ def main(argv: Sequence[str]) -> int:
     for shape, error in errors:
         print(f"images {'x'.join(map(str, shape))}: differs from the model by {error:.1e}")
     if web:
-        print(f"{output}: checked without vilonghorn. Serve it: python -m http.server --directory {output}")
+        print(f"{output}: checked without vilonghorn. Serve it: python -m http.server --directory {shell_path(output)}")
     else:
         print(f"{output}: {form.title}, {output.stat().st_size / 1e6:.1f} MB, checked without vilonghorn")
     if script:
-        print(f"classify images with it: python {form.script(output)} IMAGE...")
+        print(f"classify images with it: python {shell_path(form.script(output))} IMAGE...")
     return 0

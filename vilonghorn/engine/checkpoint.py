@@ -169,14 +169,18 @@ class RunDirectory:
         environment: dict[str, Any],
         class_names: Sequence[str] | None,
         log_size: int | None,
+        overwrite: bool = False,
     ) -> None:
         """Prepares the directory for training, and writes configuration, environment and names of the classes.
 
-        A resumed run has locked it and keeps `log_size` bytes of its log. None: a new run, which deletes the old one.
+        A resumed run has locked it and keeps `log_size` bytes of its log. None: a new run, which deletes an old one if
+        that has no updates, or `overwrite` is true. Raises the errors of `lock` and `check_is_free`.
         """
         if log_size is None:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
+            if not overwrite:  # again, because another process may have trained here before the lock
+                self.check_is_free()
             shutil.rmtree(self.events, ignore_errors=True)
             for name in ("last.pt", "log.jsonl", *RESULTS):
                 (self.path / name).unlink(missing_ok=True)

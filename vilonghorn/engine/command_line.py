@@ -1,6 +1,7 @@
 """The command line of training: YAML files and options to a checked configuration, and exit statuses."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -94,6 +95,12 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
             raise ValueError(f"{key} is null, expected a value: leave it out for its default")
     if values.evaluate is None and (values.json is not None or values.csv is not None):
         raise ValueError("--json and --csv are for the evaluation of a run: give --evaluate RUN, too")
+    if (
+        values.json is not None
+        and values.csv is not None
+        and os.path.realpath(values.json) == os.path.realpath(values.csv)
+    ):
+        raise ValueError(f"--json and --csv are the same file, {values.csv}: give two names")
     config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
     check(config)
     return config, values

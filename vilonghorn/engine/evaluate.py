@@ -138,7 +138,7 @@ def name_weights(checkpoint: str, record: dict[str, Any]) -> str:
 
 def summarize(run: str | Path, checkpoint: str, record: dict[str, Any], result: dict[str, Any]) -> str:
     """One line on weights of a run: `top1`, `top5`, `loss` and `images` of `result`, and what `record` says of them."""
-    end = f"on {result['images']} images: {name_weights(checkpoint, record)} of {run}"
+    end = f"on {result['images']} images: {name_weights(checkpoint, record)} of {printable(str(run))}"
     if "top1" not in result:
         return f"held-out loss {result['loss']:.4f} {end}"
     top5 = f"top-5 {result['top5']:.2f}%, " if record["kwargs"]["num_classes"] > 5 else ""  # else it is 100%

@@ -98,7 +98,7 @@ def _checked(source: Source, skip: bool, dist: Distributed) -> Source:
     lines += [f"and {len(bad) - MAX_LISTED} more"] * (len(bad) > MAX_LISTED)
     counted = f"{len(bad)} of {len(source.paths)} images of {source.path} cannot be read"
     if not skip or len(bad) == len(source.paths):
-        remedy = "repair or remove them; --data.skip_unreadable true trains without them"
+        remedy = "repair or remove them; --data.skip_unreadable true (data split: --skip-unreadable) leaves them out"
         raise ValueError("\n  ".join([f"{counted} ({remedy}):", *lines]))
     if dist.is_main:
         warnings.warn("\n  ".join([f"{counted} and are left out:", *lines]), stacklevel=3)

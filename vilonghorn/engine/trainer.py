@@ -65,7 +65,7 @@ class Trainer:
         with self.dist.peer_errors():
             self.train_state.setup(self.dist, self.steps.updates_per_epoch)
         with StopRequest(self.dist, self._where_stopped) as stop:
-            self.dist.run_on_all(lambda: self._open(state))
+            self.dist.run_on_all(lambda: self._open(state, overwrite))
             if state and self.dist.is_main and not self.finished:
                 updates = self.steps.updates_per_epoch * config.schedule.epochs
                 print(f"resuming {config.run.dir} {self._position()} (update {self.update} of {updates})", flush=True)
@@ -200,6 +200,8 @@ class Trainer:
     def finished(self) -> str:
         """Why there are no more epochs to train; "" if there are. The same in all processes."""
         epoch, best, schedule = self.progress.epoch, int(self.progress.best.get("epoch", 0)), self.config.schedule
+        if self.progress.batch:  # a resumed run may have another patience
+            return ""
         if epoch < schedule.epochs and schedule.patience and epoch - best >= schedule.patience:
             limit = f"the last {epoch - best} were not better than epoch {best} (schedule.patience)"
             return f"after {epoch} of {schedule.epochs} epochs, because {limit}"
@@ -293,7 +295,7 @@ class Trainer:
         if state:
             check_data(config, state["data"], self.data)
 
-    def _open(self, state: dict[str, Any] | None) -> None:
+    def _open(self, state: dict[str, Any] | None, overwrite: bool) -> None:
         """Loads the state, if any, and prepares the directory and the logs."""
         if state:
             with explain_model_errors(f"{self.directory.state} is not the state of this run", "start a new run"):
@@ -302,7 +304,7 @@ class Trainer:
         if self.dist.is_main:
             environment = {**machine(self.train_state.device.type), "processes": self.dist.world_size}
             log_size, names = self.progress.log_size if state else None, self.train_loader.class_names
-            self.directory.open(self.config.to_dict(), environment, names, log_size)
+            self.directory.open(self.config.to_dict(), environment, names, log_size, overwrite)
         self.logger = RunLogger(self.config, self.directory, self.steps, self.update, enabled=self.dist.is_main)
 
 
