@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -66,14 +67,19 @@ def test_a_file_is_opened_again_only_if_it_changes(photos, photo, opened):
     assert not np.array_equal(third.digests[0], first.digests[0])
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other", "encrypted", "array"])
 def test_a_damaged_cache_is_said_and_not_believed(photos, opened, damage):
     first = check(photos)
     [file] = [path for path in cache_folder().iterdir() if path == first._file]
     data = bytearray(file.read_bytes())
     at = data.index(first.digests[0].tobytes())
     data[at] ^= 1
-    file.write_bytes({"flip": data, "cut": data[:at], "empty": b"", "other": b"PK\x03\x04" + data[:9]}[damage])
+    encrypted, array = bytearray(file.read_bytes()), BytesIO()
+    encrypted[encrypted.index(b"PK\x01\x02") + 8] ^= 1
+    np.save(array, np.zeros(3))
+    contents = {"flip": data, "cut": data[:at], "empty": b"", "other": b"PK\x03\x04" + data[:9]}
+    contents |= {"encrypted": encrypted, "array": array.getvalue()}
+    file.write_bytes(contents[damage])
     opened.clear()
     with pytest.warns(UserWarning, match="is damaged, so that all images are opened again"):
         second = check(photos)
@@ -131,4 +137,6 @@ def test_a_split_is_by_class_and_content_and_keeps_copies_together(photos):
     assert {*moved.split(0.2, seed=1)[1].paths} == {f"{path}.other" for path in val.paths}
     assert {*folder.split(0.2, seed=2)[1].paths} != {*val.paths}
     one = folder.select(np.array([0, 41, 42]))
+    folder.digests[40:] = folder.digests[0]  # all of a class are copies of one image of another
+    assert {*folder.split(0.9)[0].labels.tolist()} == {0, 1}
     assert [len(part.paths) for part in one.split(0.01)] == [2, 1]  # of two images one is held out, of one none

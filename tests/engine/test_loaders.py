@@ -44,11 +44,12 @@ BAD = ["train/a dog/bild 1 ö.png", "train/kätzchen/bild 2 ö.png", "train/kät
     "command", [["train", "--config=photos"], ["train", "--config=photos", "--dry-run"], ["pretrain"]]
 )
 def test_all_damaged_images_are_listed_before_a_run_folder_is_made(photos, capsys, command):
-    damage(photos, *BAD)
+    damage(photos, *BAD, "val/a dog/bild 5 ö.png")
     assert main([*command, *options(photos, f"--data.val={photos}/val")]) == 2
     message = capsys.readouterr().err
     assert f"3 of 16 images of {photos}/train cannot be read" in message and "--data.skip_unreadable true" in message
     assert all(f"\n  {photos}/{name}: not a readable image" in message for name in BAD)
+    assert f"1 of 4 images of {photos}/val cannot be read" in message and "bild 5 ö.png: not a" in message
     assert not (photos / "run").exists()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..data.beton.format import check_beton, manifest_path
 from ..data.beton.writer import write_beton
+from ..data.image_file import printable
 from . import make_parser
 from .arguments import add_max_pixels
 
@@ -49,9 +50,7 @@ def main(argv: Sequence[str]) -> None:
         chosen = {name: getattr(options, name) for name in OPTIONS}
         chosen |= {"max_pixels": options.max_pixels, "progress": not options.quiet}
         if options.classes is not None:
-            if not Path(options.classes).is_file():
-                raise FileNotFoundError(f"--classes is {options.classes}, but there is no such file")
-            chosen["classes"] = Path(options.classes).read_text(encoding="utf-8").splitlines()
+            chosen["classes"] = read_names(Path(options.classes))
         beton = write_beton("::".join(sources), target, **chosen)
         manifest = manifest_path(beton.path)
         left_out = json.loads(manifest.read_text(encoding="utf-8"))["left_out"]
@@ -60,3 +59,16 @@ def main(argv: Sequence[str]) -> None:
         note = "written and checked" + f"; left out {len(left_out)} (listed in {manifest.name})" * bool(left_out)
     size = beton.path.stat().st_size / 1e6
     print(f"{beton.path}: {beton.num_samples} images, {beton.num_classes} classes, {size:.1f} MB: {note}")
+
+
+def read_names(file: Path) -> list[str]:
+    """The names in a file of --classes. Raises FileNotFoundError, or ValueError if a line is not a printable name."""
+    if not file.is_file():
+        raise FileNotFoundError(f"--classes is {file}, but there is no such file")
+    try:
+        names = file.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--classes is {file}, which is not UTF-8 ({error}): save it so") from None
+    if wrong := [number for number, name in enumerate(names, 1) if not name or name != printable(name.strip())]:
+        raise ValueError(f"--classes is {file}, whose line {wrong[0]} is no name: expected printable text")
+    return names

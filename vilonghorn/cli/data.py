@@ -50,6 +50,8 @@ def split_folder(source: str, target: Path, fraction: float, seed: int, skip_unr
     config = Config(data=DataConfig(train=source, val_split=fraction, skip_unreadable=skip_unreadable))
     config.run.seed = seed
     check_intervals(config.data, "data.")
+    if target.resolve().is_relative_to(Path(source).resolve()):
+        raise ValueError(f"{target} is in {source}, whose classes it would become: give a folder beside it")
     with atomic_folder(target) as partial:
         parts = open_data(config)
         for part, folder in parts.items():

@@ -6,8 +6,6 @@ What is found is kept in the user's cache by the name, size and times of each fi
 import hashlib
 import os
 import warnings
-import zipfile
-import zlib
 from contextlib import closing
 from pathlib import Path
 
@@ -104,14 +102,13 @@ class ImageCheck:
                 texts = (old[key].tobytes().decode(errors="surrogateescape") for key in ("names", "problems"))
                 names, problems = (text.split("\0") for text in texts)
                 stats, digests = old["stats"], old["digests"]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            position = {name: i for i, name in enumerate(names)}
+            at = np.array([position.get(name, -1) for name in self.names], np.int64)
+            same = (at >= 0) & (self._stats[:, 0] >= 0)
+            same[same] = (stats[at[same]] == self._stats[same]).all(1)
+            self.digests[same], self.problems[same] = digests[at[same]], np.array(problems, object)[at[same]]
+        except Exception as error:  # a damaged archive raises nearly any exception
             warnings.warn(f"{self._file} is damaged, so that all images are opened again: {error}", stacklevel=2)
-            return
-        position = {name: i for i, name in enumerate(names)}
-        at = np.array([position.get(name, -1) for name in self.names], np.int64)
-        same = (at >= 0) & (self._stats[:, 0] >= 0)
-        same[same] = (stats[at[same]] == self._stats[same]).all(1)
-        self.digests[same], self.problems[same] = digests[at[same]], np.array(problems, object)[at[same]]
 
 
 def _stat(path: str) -> tuple[int, int, int]:

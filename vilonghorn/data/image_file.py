@@ -107,13 +107,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Converts an image to RGB: applies its EXIF orientation, scales 16-bit gray, puts transparent pixels on white.
 
     Raises:
-        ValueError: the range of its pixels is unknown: they have 32 bits, or 16 bits of which the highest four are 0.
+        ValueError: the range of its pixels is unknown: they have 32 bits, or 16 bits of which the highest two are 0.
     """
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # those have 16 bits
         kind = "floating point numbers" if image.mode == "F" else "integers"
         raise ValueError(f"its pixels are 32-bit {kind}, of unknown range; convert it to 8 bits")
     if image.mode.startswith("I") and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO:
         raise ValueError("its 16-bit pixels are white where they are 0, which PIL ignores; convert it to 8 bits")
+    is_gray, has_16_bits = image.mode.startswith("I"), image.format in ("PNG", "TIFF")
     tile = getattr(image, "tile", None)
     raw = tile[0].args if tile else None  # PIL's name of the stored mode, or a tuple that begins with it
     raw = raw[0] if isinstance(raw, tuple) and raw else raw
@@ -123,11 +124,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image.info["transparency"] = tuple(color.tolist()) if color.ndim else int(color)
     turn = ORIENTATIONS.get(as_number(image.getexif().get(ExifTags.Base.Orientation)))  # PIL fails on damaged EXIF
     image = image.copy() if turn is None else image.transpose(turn)
-    is_gray = image.mode.startswith("I")
-    if is_gray or "16" in str(raw):
+    if has_16_bits and (is_gray or "16" in str(raw)):
         highest = np.atleast_3d(np.asarray(image))[..., : 1 if "A" in image.mode[:2] else 3].max()
-        if 0 < highest < (1 << 12 if is_gray else 1 << 4):  # PIL has reduced colours to 8 bits
-            raise ValueError("its pixels have 16 bits, of which the highest four are 0; scale or convert it to 8 bits")
+        if 0 < highest < (1 << 14 if is_gray else 1 << 6):  # PIL has reduced colours to 8 bits
+            raise ValueError("its pixels have 16 bits, of which the highest two are 0; scale or convert it to 8 bits")
     if is_gray:  # 16 bits, which PIL would clip to 255 instead of scaling
         pixels = np.asarray(image, dtype=np.int64)
         pixels = np.where(pixels == image.info.get("transparency", -1), 0xFFFF, pixels)

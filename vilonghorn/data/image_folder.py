@@ -101,6 +101,8 @@ class ImageFolder:
     @property
     def names(self) -> list[str]:
         """The image files, relative to the folder."""
+        if not self.paths:
+            return []
         start = len(self.paths[0]) - len(os.path.relpath(self.paths[0], self.path))
         return [path[start:] for path in self.paths]
 
@@ -135,6 +137,10 @@ class ImageFolder:
         for label in np.unique(self.labels):
             own = sorted({order[i] for i in np.flatnonzero(self.labels == label)})
             held_out.update(own[: min(max(1, round(fraction * len(own))), len(own) - 1)])
+        for label in np.unique(self.labels):  # a copy in another class may have taken all of a class
+            own_values = {order[i] for i in np.flatnonzero(self.labels == label)}
+            if own_values <= held_out:
+                held_out.remove(min(own_values))
         chosen = np.array([value in held_out for value in order])
         return self.select(~chosen), self.select(chosen)
 

@@ -47,11 +47,16 @@ def open_data(
     for split in sorted({"train" if split == "val" and splits_val else split for split in splits}):
         known = found["train"].classes if "train" in found and config.task.labelled else classes
         found[split] = dist.run_on_all(partial(_open, config, split, known))
-    found = {split: _checked(source, data.skip_unreadable, dist) for split, source in found.items()}
+    checked = {split: _checked(source, data.skip_unreadable, dist) for split, source in found.items()}
+    if problems := [problem for _, problem in checked.values() if problem]:
+        raise ValueError("\n".join(problems))
+    found = {split: source for split, (source, _) in checked.items()}
     if splits_val:
         if not isinstance(whole := found["train"], ImageFolder):
             raise ValueError(f"data.val_split is for image folders, but data.train is {data.train}: give data.val")
         found["train"], found["val"] = whole.split(data.val_split, config.run.seed)
+        if not len(found["val"].labels):
+            raise ValueError(f"no class of {data.train} has two images, so that none can be held out: add images")
     if dist.is_main:
         for note in _notes_on_copies([source for source in found.values() if isinstance(source, ImageFolder)]):
             warnings.warn(note, stacklevel=2)
@@ -80,10 +85,10 @@ def _open(config: Config, split: str, classes: Sequence[str] | None) -> Source:
     return open_source(source, config.task.labelled, data.max_pixels, classes)
 
 
-def _checked(source: Source, skip: bool, dist: Distributed) -> Source:
-    """An image folder without the images that cannot be read, if these are to be skipped, and with `digests`."""
+def _checked(source: Source, skip: bool, dist: Distributed) -> tuple[Source, str]:
+    """An image folder with `digests`, without unreadable images; and a text about these if they may not be skipped."""
     if not isinstance(source, ImageFolder):
-        return source
+        return source, ""
     check = dist.run_on_all(lambda: ImageCheck(source))
     own = dist.run_on_all(lambda: check.open(dist.rank, dist.world_size))
     for found in dist.gather(own):
@@ -93,18 +98,18 @@ def _checked(source: Source, skip: bool, dist: Distributed) -> Source:
     source.digests = check.digests
     bad = np.flatnonzero(check.problems != "")
     if not len(bad):
-        return source
+        return source, ""
     lines = [f"{printable(source.paths[i])}: {check.problems[i]}" for i in bad[:MAX_LISTED]]
     lines += [f"and {len(bad) - MAX_LISTED} more"] * (len(bad) > MAX_LISTED)
     counted = f"{len(bad)} of {len(source.paths)} images of {source.path} cannot be read"
     if not skip or len(bad) == len(source.paths):
         remedy = "repair or remove them; --data.skip_unreadable true (data split: --skip-unreadable) leaves them out"
-        raise ValueError("\n  ".join([f"{counted} ({remedy}):", *lines]))
+        return source, "\n  ".join([f"{counted} ({remedy}):", *lines])
     if dist.is_main:
         warnings.warn("\n  ".join([f"{counted} and are left out:", *lines]), stacklevel=3)
     chosen = source.select(check.problems == "")
     chosen.notes = source.notes
-    return chosen
+    return chosen, ""
 
 
 def _notes_on_copies(folders: list[ImageFolder]) -> list[str]:

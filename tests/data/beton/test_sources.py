@@ -200,6 +200,8 @@ def test_a_tar_file_that_is_not_whole_is_refused_before_the_first_image(webdatas
         (sample("1", 10, 1) + sample("1", 20, 1), "1.png is there twice"),
         (sample("1", 10, 1) + sample("2", 20, 1) + sample("1", 30, 1), "1.png is there twice"),
         ([*sample("1", 10, 1), ("2.png", None), ("2.cls", b"1")], "2.png is there twice, or a link"),
+        (sample("1", 10, 1) + sample("__x__/2", 20, 1), "__x__/2.png has a name that webdataset leaves out"),
+        (sample("1", 10, 1) + sample("a/.2", 20, 1), "a/.2.png has a name that webdataset leaves out"),
         ([("1.png", png(1))], "empty; expected at least one sample with a label"),
         ([("1.png", b""), ("1.cls", b"1")], "no image of the dataset can be read; the first error: .*x.tar: 1: not a"),
     ],
@@ -227,6 +229,35 @@ def test_labels_without_an_image_are_said(webdataset, tmp_path):
     write_beton(source, tmp_path / "x.beton", progress=False)
     with pytest.warns(UserWarning, match="no image of 2 of 4 classes: label 0, label 2$"):
         create_loader(tmp_path / "x.beton", training=True, batch_size=2)
+
+
+@pytest.mark.parametrize("name", ["pipe:touch made; cat x.tar", "http:x.tar", "a %20?#[b]*\n.tar", "file:a{0..2}.tar"])
+def test_the_name_of_a_tar_file_is_taken_literally(webdataset, tmp_path, monkeypatch, name):
+    write_tar(tmp_path / name, sample("1", 10, 1) + sample("2", 20, 0))
+    monkeypatch.chdir(tmp_path)
+    beton = write_beton(name, tmp_path / "x.beton", progress=False)
+    assert beton.labels.tolist() == [1, 0] and not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "line 1 is no name"),
+        (b"a\n\nb\n", "line 2 is no name"),
+        (b"a\nb\t\n", "line 2 is no name"),
+        (b"a\nb\xc2\x85c\n", "line 2 is no name"),
+        ("é\n".encode("latin-1"), "is not UTF-8"),
+        ("é\ne\u0301\n".encode(), "look equal"),
+    ],
+)
+def test_a_line_of_classes_that_is_no_name_is_refused(webdataset, tmp_path, capsys, content, message):
+    source, names = write_tar(tmp_path / "x.tar", sample("1", 10, 1)), tmp_path / "names.txt"
+    names.write_bytes(content)
+    assert main(["beton", source, str(tmp_path / "x.beton"), "--classes", str(names), "--quiet"]) == 2
+    assert message in capsys.readouterr().err
+    names.write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
+    assert main(["beton", source, str(tmp_path / "x.beton"), "--classes", str(names), "--quiet"]) == 0
+    assert json.loads((tmp_path / "x.beton.json").read_text())["classes"] == ["a", "b"]
 
 
 def test_class_names_are_those_of_the_file_and_enough(webdataset, tmp_path, capsys):

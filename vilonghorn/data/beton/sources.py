@@ -14,6 +14,7 @@ from PIL import Image
 from ..image_file import EXTENSIONS, UnreadableImage, printable, read_image
 from ..image_folder import ImageFolder
 
+SKIPPED = re.compile(r"^__[^/]*__/|(^|/)\.[^_/][^/]*$")  # names that webdataset does not read; ._NAME is of a system
 MAX_MEMBER = 1 << 30  # bytes of a file in a tar file, which is read into memory
 MAX_PADDING = 1 << 20  # bytes of zeros that may end a tar file; tar itself writes up to 10 KiB
 
@@ -84,14 +85,22 @@ def _open_table(source: str, max_pixels: int) -> Samples:
 
 
 def _open_tars(source: str, max_pixels: int) -> Samples:
-    from webdataset import WebDataset
-    from webdataset.shardlists import expand_urls
+    from webdataset import shardlists, tariterators
 
-    paths = [path for part in source.split("::") for path in ([part] if os.path.exists(part) else expand_urls(part))]
+    paths = [
+        path
+        for part in source.split("::")
+        for path in ([part] if os.path.exists(part) else shardlists.expand_urls(part))
+    ]
     if missing := [path for path in paths if not os.path.isfile(path)]:
         raise FileNotFoundError(f"there is no tar file {', '.join(map(printable, missing[:10]))}; expected its path")
-    samples = map(partial(tar_sample, max_pixels), WebDataset(paths, shardshuffle=False))
-    return samples, sum(map(count_labels, paths)), None
+    count = sum(map(count_labels, paths))
+    opened = ({"url": path, "stream": open(path, "rb")} for path in paths)  # `WebDataset` takes some names for commands
+    return (
+        map(partial(tar_sample, max_pixels), tariterators.group_by_keys(tariterators.tar_file_expander(opened))),
+        count,
+        None,
+    )
 
 
 def tar_sample(max_pixels: int, parts: dict[str, Any]) -> Sample:
@@ -100,7 +109,7 @@ def tar_sample(max_pixels: int, parts: dict[str, Any]) -> Sample:
     label = parts.get("cls", b"").strip()
     name = printable(f"{parts['__url__']}: {parts['__key__']}")
     image = images[0] if len(images) == 1 else None
-    return name, partial(_read, name, image, int(label) if label.isdigit() else label, max_pixels)
+    return name, partial(_read, name, image, int(label) if label.isdigit() and len(label) < 10 else label, max_pixels)
 
 
 def count_labels(path: str) -> int:
@@ -112,6 +121,8 @@ def count_labels(path: str) -> int:
                 tar.members.clear()  # they would fill the memory
                 if member.name in names or not (member.isfile() or member.isdir()):
                     raise tarfile.TarError(f"{printable(member.name)} is there twice, or a link")
+                if SKIPPED.search(member.name) and member.name.lower().endswith((".cls", *EXTENSIONS)):
+                    raise tarfile.TarError(f"{printable(member.name)} has a name that webdataset leaves out")
                 if member.issparse() or member.size > MAX_MEMBER:
                     raise tarfile.TarError(f"{printable(member.name)} is sparse, or has more than {MAX_MEMBER:,} bytes")
                 names.add(member.name)

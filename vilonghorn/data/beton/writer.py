@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ..atomic_files import atomic_writes, explain_full_disk, named_errors, only_writer
 from ..image_file import MAX_PIXELS, MIN_SIDE, UnreadableImage, to_rgb
-from ..image_folder import shorten
+from ..image_folder import check_distinct, shorten
 from ..threads import available_cpus, in_order
 from . import format as fmt
 from .sources import Sample, open_samples
@@ -93,6 +93,7 @@ def write_beton(
         classes = None if classes is None else list(classes)
         if not fmt.are_class_names(classes):
             raise ValueError(f"the classes are {classes}; give classes=[...], a distinct string for each label")
+        check_distinct("the classes", classes or ())
         limit = len(classes) if classes is not None else fmt.MAX_CLASSES
         quality = jpeg_quality if mode == "jpg" else None
         unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
