@@ -41,7 +41,7 @@ import webdataset
 from torch.utils.data import DataLoader, default_collate
 
 from vilonghorn.data.atomic_files import write_json
-from vilonghorn.data.beton.sources import count_labels, tar_sample
+from vilonghorn.data.beton.sources import count_labels, read_tars, tar_sample
 from vilonghorn.data.loaders.config import LoaderConfig
 from vilonghorn.data.loaders.loader import Batch, Loader, SeededDataset
 from vilonghorn.data.loaders.processes import ignore_signals, read_batches
@@ -109,7 +109,7 @@ class TarLoader(Loader):
         stream = webdataset.DataPipeline(
             webdataset.SimpleShardList(own),
             webdataset.split_by_worker,
-            webdataset.tarfile_to_samples(),
+            read_shards,
             webdataset.detshuffle(BUFFER, seed=hash((config.seed, epoch, config.rank))),
             webdataset.map(ReadSample(config, epoch, SeededDataset(self.data, config, epoch).transform)),
         ).repeat()
@@ -126,6 +126,11 @@ class TarLoader(Loader):
                 if isinstance(batch, Exception):
                     raise batch
                 yield batch
+
+
+def read_shards(shards: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The samples of tar files, in webdataset's form."""
+    return read_tars(shard["url"] for shard in shards)
 
 
 class ReadSample:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
+from typing import NoReturn
 
 from .. import __version__
 
@@ -51,17 +52,22 @@ examples:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser, and those of its subcommands, whose errors are one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the error and exits with status 2."""
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
 def make_parser(name: str, description: str, *examples: str) -> argparse.ArgumentParser:
     """The parser of `vilonghorn NAME`. Its help begins with a description and ends with examples of arguments."""
-    parser = argparse.ArgumentParser(
+    return Parser(
         prog=f"vilonghorn {name}",
         description=textwrap.fill(" ".join(description.split()), 100),
         epilog="\n  ".join(["examples:", *(f"vilonghorn {name} {example}".rstrip() for example in examples)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    # One line, without the usage.
-    parser.error = lambda message: parser.exit(2, f"error: {message}; see {parser.prog} --help\n")  # type: ignore
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

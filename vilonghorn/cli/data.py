@@ -11,11 +11,11 @@ from pathlib import Path
 from ..data.atomic_files import atomic_folder
 from ..data.digits import write_digits
 from ..data.loaders.config import check_intervals
-from ..engine.config import Config, DataConfig
+from ..engine.config import Config, DataConfig, RunConfig
 from ..engine.loaders import open_data
 from . import make_parser
 
-parser = make_parser("data", __doc__, "digits data/digits", "split photos/all photos --fraction 0.2")
+parser = make_parser("data", __doc__, "digits data/digits", "split pictures photos --fraction 0.2")
 commands = parser.add_subparsers(dest="command", required=True, metavar="digits|split")
 digits = commands.add_parser("digits", help="write scikit-learn's digits, without a download")
 split = commands.add_parser("split", help="copy a folder into a training and a held-out part")
@@ -47,8 +47,8 @@ def split_folder(source: str, target: Path, fraction: float, seed: int, skip_unr
 
     The split is that of `data.val_split`. Raises the errors of `open_data`, and FileExistsError if `target` is there.
     """
-    config = Config(data=DataConfig(train=source, val_split=fraction, skip_unreadable=skip_unreadable))
-    config.run.seed = seed
+    data = DataConfig(train=source, val_split=fraction, skip_unreadable=skip_unreadable)
+    config = Config(data=data, run=RunConfig(seed=seed))
     check_intervals(config.data, "data.")
     if target.resolve().is_relative_to(Path(source).resolve()):
         raise ValueError(f"{target} is in {source}, whose classes it would become: give a folder beside it")

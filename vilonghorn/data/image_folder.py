@@ -38,7 +38,7 @@ class ImageFolder:
         classes: class names by label.
         paths: image files.
         labels: (N,) int64.
-        digests: (N, 16) uint8 of the content of each file; None: `image_check.check_images` has not read them.
+        digests: (N, 16) uint8 of the content of each file; None: no `ImageCheck` has read them.
         notes: sentences on what a user may not expect: files that are left out, folders of a wrong level.
 
     Raises:
@@ -84,14 +84,14 @@ class ImageFolder:
             left_out[f"beside the class folders ({shorten(beside)})"] = len(beside)
         if left_out:
             self.notes.append(f"{self.path}: {describe_left_out(len(self.paths), left_out)}")
-        one = f"has one class only, {printable(folders[0].name)}" if self.num_classes == 1 else ""
+        doubts = [f"has one class only, {printable(folders[0].name)}"] * (self.num_classes == 1)
         direct = {str(folder) for folder in folders}
         if not any(os.path.dirname(path) in direct for path in self.paths):
             inner = printable(str(folders[0]))
             level = f"give {inner} if the classes are in it" if len(folders) == 1 else "expected images in them"
-            one = " and ".join(filter(None, [one, f"its class folders have folders only; {level}"]))
-        if one:
-            self.notes.append(f"{self.path}: {one}")
+            doubts.append(f"its class folders have folders only; {level}")
+        if doubts:
+            self.notes.append(f"{self.path}: {' and '.join(doubts)}")
 
     @property
     def num_classes(self) -> int:
@@ -113,7 +113,7 @@ class ImageFolder:
 
     @property
     def content(self) -> str | None:
-        """SHA-256 of the images, in order; None: `image_check.check_images` has not read them."""
+        """SHA-256 of the images, in order; None: no `ImageCheck` has read them."""
         return None if self.digests is None else hashlib.sha256(self.digests.tobytes()).hexdigest()
 
     def select(self, chosen: np.ndarray) -> "ImageFolder":
@@ -134,13 +134,12 @@ class ImageFolder:
         key = hashlib.sha256(str(seed).encode()).digest()
         order = [hashlib.sha256(key + digest.tobytes()).digest() for digest in self.digests]
         held_out: set[bytes] = set()
-        for label in np.unique(self.labels):
-            own = sorted({order[i] for i in np.flatnonzero(self.labels == label)})
+        classes = [sorted({order[i] for i in np.flatnonzero(self.labels == label)}) for label in np.unique(self.labels)]
+        for own in classes:
             held_out.update(own[: min(max(1, round(fraction * len(own))), len(own) - 1)])
-        for label in np.unique(self.labels):  # a copy in another class may have taken all of a class
-            own_values = {order[i] for i in np.flatnonzero(self.labels == label)}
-            if own_values <= held_out:
-                held_out.remove(min(own_values))
+        for own in classes:
+            if held_out.issuperset(own):  # copies in another class have taken all
+                held_out.remove(own[0])
         chosen = np.array([value in held_out for value in order])
         return self.select(~chosen), self.select(chosen)
 
@@ -165,8 +164,7 @@ class UnlabelledFolder(ImageFolder):
             raise ValueError(f"{root}: no image in it, at any depth; expected files {' '.join(EXTENSIONS)}")
         if left_out:
             self.notes.append(f"{root}: {describe_left_out(len(self.paths), left_out)}")
-        parts = (Path(path).relative_to(self.path).parts for path in self.paths)
-        self.classes = sorted({names[0] for names in parts if len(names) > 1})
+        self.classes = sorted({name.split(os.sep)[0] for name in self.names if os.sep in name})
         self.labels = np.zeros(len(self.paths), np.int64)
 
 

@@ -93,13 +93,10 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
     for key, field in FIELDS.items():  # jsonargparse takes null for any key
         if values[key] is None and type(None) not in get_args(field.type):
             raise ValueError(f"{key} is null, expected a value: leave it out for its default")
-    if values.evaluate is None and (values.json is not None or values.csv is not None):
+    files = [os.path.realpath(file) for file in (values.json, values.csv) if file is not None]
+    if files and values.evaluate is None:
         raise ValueError("--json and --csv are for the evaluation of a run: give --evaluate RUN, too")
-    if (
-        values.json is not None
-        and values.csv is not None
-        and os.path.realpath(values.json) == os.path.realpath(values.csv)
-    ):
+    if len(files) > len({*files}):
         raise ValueError(f"--json and --csv are the same file, {values.csv}: give two names")
     config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
     check(config)

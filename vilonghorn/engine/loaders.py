@@ -99,14 +99,13 @@ def _checked(source: Source, skip: bool, dist: Distributed) -> tuple[Source, str
     bad = np.flatnonzero(check.problems != "")
     if not len(bad):
         return source, ""
-    lines = [f"{printable(source.paths[i])}: {check.problems[i]}" for i in bad[:MAX_LISTED]]
-    lines += [f"and {len(bad) - MAX_LISTED} more"] * (len(bad) > MAX_LISTED)
+    lines = [f"{printable(source.paths[i])}: {check.problems[i]}" for i in bad]
     counted = f"{len(bad)} of {len(source.paths)} images of {source.path} cannot be read"
     if not skip or len(bad) == len(source.paths):
         remedy = "repair or remove them; --data.skip_unreadable true (data split: --skip-unreadable) leaves them out"
-        return source, "\n  ".join([f"{counted} ({remedy}):", *lines])
+        return source, _listed(f"{counted} ({remedy}):", lines)
     if dist.is_main:
-        warnings.warn("\n  ".join([f"{counted} and are left out:", *lines]), stacklevel=3)
+        warnings.warn(_listed(f"{counted} and are left out:", lines), stacklevel=3)
     chosen = source.select(check.problems == "")
     chosen.notes = source.notes
     return chosen, ""
@@ -116,19 +115,24 @@ def _notes_on_copies(folders: list[ImageFolder]) -> list[str]:
     """Sentences that name images that are in two classes of a folder, or in two folders."""
     first: dict[bytes, tuple[ImageFolder, int]] = {}
     pairs: dict[str, list[str]] = {"in two classes": [], "in the training and in the held-out data": []}
+    same_place = len({os.path.realpath(folder.path) for folder in folders}) < len(folders)
     for folder in folders:
         for i, digest in enumerate(map(bytes, folder.digests)):
             other, j = first.setdefault(digest, (folder, i))
-            line = f"{printable(other.paths[j])} is {printable(folder.paths[i])}"
             if other is folder and folder.labels[i] != folder.labels[j]:
-                pairs["in two classes"].append(line)
-            elif os.path.realpath(other.path) != os.path.realpath(folder.path):
-                pairs["in the training and in the held-out data"].append(line)
-    return [
-        "\n  ".join([f"{len(lines)} images are {what}: remove one of each pair", *lines[:MAX_LISTED]])
-        for what, lines in pairs.items()
-        if lines
-    ]
+                what = "in two classes"
+            elif other is not folder and not same_place:
+                what = "in the training and in the held-out data"
+            else:
+                continue
+            pairs[what].append(f"{printable(other.paths[j])} is {printable(folder.paths[i])}")
+    return [_listed(f"{len(p)} images are {what}: remove one of each pair", p) for what, p in pairs.items() if p]
+
+
+def _listed(title: str, lines: list[str]) -> str:
+    """A title and indented lines, at most MAX_LISTED."""
+    more = [f"and {len(lines) - MAX_LISTED} more"] * (len(lines) > MAX_LISTED)
+    return "\n  ".join([title, *lines[:MAX_LISTED], *more])
 
 
 def build_loader(

@@ -21,17 +21,7 @@ from .pt2_file import read_pt2, write_pt2
 SCRIPT = Path(__file__).with_name("script.py.txt")
 MARK = b"# Written by vilonghorn export"  # its first words
 # Of `image_file`, copied into the script.
-COPIED = (
-    "FORMATS",
-    "MIN_SIDE",
-    "PHOTOMETRIC",
-    "WHITE_IS_ZERO",
-    "PNG_SCALE",
-    "TURNS",
-    "printable",
-    "as_number",
-    "to_rgb",
-)
+COPIED = "FORMATS MIN_SIDE PHOTOMETRIC WHITE_IS_ZERO PNG_SCALE TURNS printable as_number to_rgb".split()
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 ORT_NEEDS = (
     "onnxruntime 1.17 or later, and libvilonghorn_cpu of this version, registered with the session before it opens the "

@@ -87,8 +87,10 @@ def read_examples(model: str, files: Sequence[Path] | None = None) -> list[Image
     options = dict(training=False, labelled=False, batch_size=3, image_size=side, workers=0)
     options |= dict(mean=(0, 0, 0), std=(1, 1, 1), crop_pct=1)
     try:
-        step = max(1, create_loader(data.held_out, **options).num_samples // 3)  # evenly spaced
-        images, _ = next(create_loader(data.held_out, rank=step // 2, world_size=step, **options).epoch(0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a loader says of classes and crops, which a page does not use
+            step = max(1, create_loader(data.held_out, **options).num_samples // 3)  # evenly spaced
+            images, _ = next(create_loader(data.held_out, rank=step // 2, world_size=step, **options).epoch(0))
     except (ImportError, OSError, ValueError) as error:
         warnings.warn(f"no examples from data.val of the run ({error}); choose some by --examples", stacklevel=2)
         return []

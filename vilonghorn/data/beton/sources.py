@@ -4,7 +4,7 @@ import os
 import re
 import tarfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from io import BytesIO
 from typing import Any
@@ -85,7 +85,7 @@ def _open_table(source: str, max_pixels: int) -> Samples:
 
 
 def _open_tars(source: str, max_pixels: int) -> Samples:
-    from webdataset import shardlists, tariterators
+    from webdataset import shardlists
 
     paths = [
         path
@@ -95,12 +95,18 @@ def _open_tars(source: str, max_pixels: int) -> Samples:
     if missing := [path for path in paths if not os.path.isfile(path)]:
         raise FileNotFoundError(f"there is no tar file {', '.join(map(printable, missing[:10]))}; expected its path")
     count = sum(map(count_labels, paths))
-    opened = ({"url": path, "stream": open(path, "rb")} for path in paths)  # `WebDataset` takes some names for commands
-    return (
-        map(partial(tar_sample, max_pixels), tariterators.group_by_keys(tariterators.tar_file_expander(opened))),
-        count,
-        None,
-    )
+    return map(partial(tar_sample, max_pixels), read_tars(paths)), count, None
+
+
+def read_tars(paths: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The samples of tar files, as webdataset groups their files.
+
+    The files are opened here, because `webdataset.WebDataset` takes names such as `pipe:NAME` for commands.
+    """
+    from webdataset import tariterators
+
+    opened = ({"url": path, "stream": open(path, "rb")} for path in paths)
+    return tariterators.group_by_keys(tariterators.tar_file_expander(opened))
 
 
 def tar_sample(max_pixels: int, parts: dict[str, Any]) -> Sample:

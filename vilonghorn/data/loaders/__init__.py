@@ -86,7 +86,7 @@ def _notes(data: ImageFolder | Beton, config: LoaderConfig) -> list[str]:
     missing = np.flatnonzero(counts == 0) if config.labelled else ()
     names = shorten([data.classes[label] if data.classes else f"label {label}" for label in missing[:6]])
     notes = [f"no image of {len(missing)} of {len(counts)} classes: {names}"] * (len(missing) > 0)
-    if config.training and not config.labelled and data.num_classes > 1:
+    if not config.labelled and data.num_classes > 1:
         notes.append(f"its classes ({data.num_classes}) are not used to learn from images without labels")
     if not config.training:
         if isinstance(data, ImageFolder):
