@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.atomic_files import atomic_writes, explain_full_disk
+from ..data.image_file import printable
 from ..layers import Mixer
 from . import run_exported
 from .attention import RULE, SCANS, check_runtime
@@ -68,7 +69,7 @@ def export(
     program = capture(model, has_operators, precision, scan)
     remedy = "export again, or elsewhere by --output"
     with explain_full_disk(path, remedy), atomic_writes(*targets) as (file, *scripts):
-        logger.info("writing %s%s", path.name, ": this takes a minute or more" * (kind == "pt2"))
+        logger.info("writing %s%s", printable(path.name), ": this takes a minute or more" * (kind == "pt2"))
         form.write(program, Path(file.name), describe(model, precision, scan))
         for beside in scripts:
             beside.write(make_script(path.name))
