@@ -25,6 +25,7 @@ CONFIGURE = [*CMAKE, "-S", ROOT / "kernels", "-B"]
 # From the first to the last. A module imports only its own group and those before it.
 ORDER = [
     ["ops"],
+    ["compat"],
     ["layers"],
     ["models"],
     ["data", "figures"],

@@ -1,7 +1,9 @@
 """Scripts that know timm alone run on our models, unedited."""
 
+import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,21 @@ def test_without_a_script_one_line_says_where_the_usage_is(arguments, words, cap
         main(["exec", *arguments])
     err = capsys.readouterr().err
     assert words in err and err.endswith("; see vilonghorn exec --help\n") and err.count("\n") == 1
+
+
+def test_a_script_of_another_package_runs_unchanged_and_the_log_names_what_is_changed(tmp_path):
+    (tmp_path / "causal_conv1d.py").write_text("kept = True\n")
+    script = """
+        import causal_conv1d, selective_scan_cuda_oflex, torch
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+        with torch.cuda.device(torch.zeros(1).device):
+            y = selective_scan_fn(*[torch.ones(1, 2, 3)] * 2, -torch.ones(2, 1), *[torch.ones(1, 1, 3)] * 2)
+        print(tuple(y.shape), causal_conv1d.kept)
+    """
+    (tmp_path / "model.py").write_text(textwrap.dedent(script))
+    command = [sys.executable, "-m", "vilonghorn", "exec", tmp_path / "model.py"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0 and result.stdout == "(1, 2, 3) True\n", result.stderr
+    assert "causal_conv1d is installed and kept" in result.stderr
+    assert "torch.cuda.device does nothing" in result.stderr

@@ -1,0 +1,251 @@
+"""The selective scan as `mamba_ssm` and VMamba's extensions call it: channels before tokens, groups of channels."""
+
+import contextlib
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops import scan
+from ..ops._torch import autocast_dtype, is_tracing
+from ..ops.arguments import ScanArguments, flatten, tensors
+from ..ops.validate import DTYPES, MAX_STATE
+
+SMALLEST_STEP = 1e-20  # of a step without softplus: a step of zero has no softplus before it
+
+
+def check(function: str, **expected: tuple[Tensor | None, Sequence[int | None] | None]) -> None:
+    """Checks tensors by argument name, each with its shape (None: any; within a shape: any size). None passes.
+
+    Raises NotImplementedError for complex tensors, TypeError for no tensor of `DTYPES`, ValueError for a shape, or
+    another device than the first tensor's.
+    """
+    device = None
+    for name, (tensor, shape) in expected.items():
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{function}: {name} is {tensor!r}, expected a tensor")
+        if tensor.is_complex():
+            raise NotImplementedError(f"{function}: {name} is complex (S4D); the scans of vilonghorn are real")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{function}: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
+        given, shape = tensor.shape, tensor.shape if shape is None else shape
+        if len(given) != len(shape) or any(n is not None and n != size for n, size in zip(shape, given)):
+            sizes = ", ".join("any" if size is None else str(size) for size in shape)
+            raise ValueError(f"{function}: {name} has shape {tuple(given)}, expected ({sizes})")
+        device = device or tensor.device
+        if tensor.device != device:
+            raise ValueError(f"{function}: {name} is on {tensor.device}, expected {device} as for those before it")
+
+
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """Turns autocast off, if it is on: the functions of `mamba_ssm` keep the dtypes that they are given."""
+    return contextlib.nullcontext() if autocast_dtype(x) is None else torch.autocast(x.device.type, enabled=False)
+
+
+def inverse_softplus(function: str, step: Tensor) -> Tensor:
+    """The number whose softplus is `step`, float32 or float64; a step of zero counts as 1e-20.
+
+    Raises ValueError for a negative step. While torch compiles or exports, it becomes NaN instead.
+    """
+    if not is_tracing(step) and not step.is_meta and step.numel() and (least := step.detach().min().item()) < 0:
+        raise ValueError(
+            f"{function}: a step without softplus is {least:.3g}, expected at least 0; turn softplus on, or clamp"
+        )
+    step = torch.where(step.detach().abs() < SMALLEST_STEP, step - step.detach() + SMALLEST_STEP, step)
+    return step + torch.log(-torch.expm1(-step))
+
+
+def sum_of_scans(args: ScanArguments) -> Tensor:
+    """`scan` by rule "mamba" for any N: its states do not mix, so scans of up to 64 of them add up."""
+    x, dt, k, q, z, A, D, dt_bias, *_ = args
+    if k.shape[-1] > MAX_STATE:  # the sum is rounded once
+        x, dt, k, q = (t.to(args.compute_dtype) for t in (x, dt, k, q))
+    y = None
+    with without_autocast(x):
+        for k_part, q_part, A_part in zip(*(t.split(MAX_STATE, -1) for t in (k, q, A))):
+            part = scan(x, dt, k_part, q_part, z=z, A=A_part, D=D, dt_bias=dt_bias, rule="mamba", reverse=args.reverse)
+            y, D = part if y is None else y + part, None
+    return y.to(args.x.dtype)
+
+
+def selective_scan_fn(
+    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`mamba_ssm.ops.selective_scan_interface.selective_scan_fn`: `vilonghorn.ops.scan` by rule "mamba".
+
+    Args:
+        u: values, (batch, D, L).
+        delta: steps, (batch, D, L); or of fewer channels that divide D, which are repeated.
+        A: decay rates, real, (D, N).
+        B: keys, (batch, N, L), (batch, G, N, L) for G groups of D / G channels, or constant, (D, N).
+        C: queries, as B.
+        D: skip weights, (D,).
+        z: gates, (batch, D, L): the result is multiplied by silu(z).
+        delta_bias: added to delta, one for each of its channels.
+        delta_softplus: whether steps are softplus(delta + delta_bias); else they must be at least zero.
+        return_last_state: whether to return the state, too.
+
+    Returns:
+        (batch, D, L), of u's dtype and order in memory; with `return_last_state` also the last state, (batch, D, N),
+        float32 (float64 for float64), which has gradients.
+
+    Raises:
+        NotImplementedError: complex tensors.
+        ValueError: shapes or devices that do not fit, or negative steps without softplus.
+        TypeError: dtypes other than float32, bfloat16, float16 and float64.
+    """
+    if return_last_state:
+        raise NotImplementedError(
+            "selective_scan_fn: return_last_state is True, but the last state is not returned yet"
+        )
+    args = scan_arguments("selective_scan_fn", u, delta, A, B, C, D, delta_bias, delta_softplus)
+    check("selective_scan_fn", u=(u, None), z=(z, u.shape))
+    is_fused = z is not None and len(args.x) == 1 and A.shape[1] <= MAX_STATE
+    if is_fused:
+        args = args._replace(z=z.mT.to(args.x.dtype))
+    out = channels_first(sum_of_scans(args), u)
+    if z is not None and not is_fused:
+        out = out * F.silu(z)
+    return out.to(u.dtype)
+
+
+def scan_arguments(function: str, u, delta, A, B, C, D, delta_bias, delta_softplus: bool) -> ScanArguments:
+    """The arguments of `scan`, checked, with a direction for each group of channels."""
+    check(function, u=(u, (None,) * 3), delta=(delta, (None,) * 3), A=(A, (None, None)), B=(B, None), C=(C, None))
+    (batch, dim, length), steps, states = u.shape, delta.shape[1], A.shape[1]
+    shapes = {2: (dim, states), 3: (batch, states, length)}
+    key_shapes = [shapes.get(t.dim(), (batch, None, states, length)) for t in (B, C)]
+    pairs = dict(u=(u, u.shape), delta=(delta, (batch, steps, length)), A=(A, (dim, states)), D=(D, (dim,)))
+    check(function, **pairs, B=(B, key_shapes[0]), C=(C, key_shapes[1]), delta_bias=(delta_bias, (steps,)))
+    groups = dict(delta=steps) | {name: {2: dim, 3: 1}.get(t.dim(), t.shape[1]) for name, t in dict(B=B, C=C).items()}
+    for name, count in groups.items():
+        if count < 1 or dim % count:
+            raise ValueError(f"{function}: {name} has {count} groups, expected a divisor of the {dim} channels of u")
+    G = math.lcm(groups["B"], groups["C"])
+    wide = () if delta_softplus else (torch.float32,)  # the inverse of softplus needs more than 8 bits
+    dtype = functools.reduce(torch.promote_types, (u.dtype, delta.dtype, B.dtype, C.dtype, *wide))
+    if not delta_softplus:
+        delta = delta.to(dtype) if delta_bias is None else delta.to(dtype) + delta_bias.to(dtype)[:, None]
+        delta, delta_bias = inverse_softplus(function, delta), None
+    if steps != dim:
+        delta = delta.repeat_interleave(dim // steps, 1)
+        delta_bias = None if delta_bias is None else delta_bias.repeat_interleave(dim // steps)
+
+    def keys(t: Tensor) -> Tensor:
+        if t.dim() == 2:
+            t = t[:, None, None].expand(dim, batch, length, states)
+        else:
+            t = t.mT[None] if t.dim() == 3 else t.permute(1, 0, 3, 2)
+        return (t if len(t) == G else t.repeat_interleave(G // len(t), 0)).to(dtype)
+
+    x, dt = (by_group(t.to(dtype), G) for t in (u, delta))
+    A, D, delta_bias = (None if t is None else t.unflatten(0, (G, dim // G)) for t in (A, D, delta_bias))
+    return ScanArguments(x, dt, keys(B), keys(C), A=A, D=D, dt_bias=delta_bias, rule="mamba", reverse=[0] * G)
+
+
+def by_group(t: Tensor, G: int) -> Tensor:
+    """(B, channels, L) as (G, B, L, channels of a group), without a copy."""
+    return t.unflatten(1, (G, t.shape[1] // G)).permute(1, 0, 3, 2)
+
+
+def channels_first(y: Tensor, like: Tensor) -> Tensor:
+    """(G, B, L, channels of a group) as (B, channels, L), in memory in the order of `like`."""
+    if like.stride(1) == 1:
+        return y.permute(1, 2, 0, 3).flatten(2).mT
+    return y.permute(1, 0, 3, 2).flatten(1, 2).contiguous()
+
+
+def vmamba_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows=1, out_float=False) -> list[Tensor]:
+    """`fwd` of `selective_scan_cuda_core` and `_oflex`: [out, what `vmamba_bwd` needs as x]. `nrows` is not used.
+
+    Arguments as `selective_scan_fn`, N up to 64. With `out_float`, out is float32 at least.
+    """
+    args = _vmamba_arguments((u, delta, A, B, C, D, delta_bias), delta_softplus, out_float)
+    y, *_, states = torch.ops.vilonghorn.scan(*flatten(args), True)
+    return [channels_first(y, u).to(args.x.dtype if out_float else u.dtype), states]
+
+
+def vmamba_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows=1) -> list[Tensor | None]:
+    """`bwd` of the same: gradients of u, delta, A, B, C, D and delta_bias by the states x, without a second scan."""
+    given = [None if t is None else t.detach().requires_grad_() for t in (u, delta, A, B, C, D, delta_bias)]
+    with torch.enable_grad():
+        args = _vmamba_arguments(given, delta_softplus, dout.dtype != u.dtype)
+    flat = [t.detach() if isinstance(t, Tensor) else t for t in flatten(args)]
+    dy, wanted = by_group(dout, len(args.x)).to(args.x.dtype), [int(t is not None) for t in tensors(args)]
+    grads = torch.ops.vilonghorn.scan_backward(dy, x, *flat, wanted)
+    return _gradients([t for t in tensors(args) if t is not None], given, grads)
+
+
+def _vmamba_arguments(given: Sequence[Tensor | None], delta_softplus: bool, out_float: bool) -> ScanArguments:
+    args = scan_arguments("selective_scan_cuda_core", *given, delta_softplus)
+    if (states := args.k.shape[-1]) > MAX_STATE:
+        raise NotImplementedError(f"selective_scan_cuda_core: A has {states} states, expected up to {MAX_STATE}")
+    dtype = args.compute_dtype if out_float else args.x.dtype
+    return args._replace(**{name: getattr(args, name).to(dtype) for name in ("x", "dt", "k", "q")})
+
+
+def _gradients(results: Sequence[Tensor], given: Sequence[Tensor | None], grads: Sequence[Tensor]) -> list:
+    found = iter(torch.autograd.grad(results, [t for t in given if t is not None], grads))
+    return [None if t is None else next(found) for t in given]
+
+
+def cuda_fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus) -> list[Tensor]:
+    """`fwd` of `selective_scan_cuda`: [out before the gate, x], and with z the result.
+
+    x[:, :, -1, 1::2] is the last state.
+    """
+    out, state = selective_scan_fn(u, delta, A, B, C, D, None, delta_bias, delta_softplus, True)
+    x = torch.stack([torch.ones_like(state), state], -1).flatten(2)[:, :, None]
+    return [out, x] if z is None else [out, x, (out * F.silu(z)).to(out.dtype)]
+
+
+def cuda_bwd(
+    u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, recompute_out_z=False
+) -> list[Tensor | None]:
+    """`bwd` of the same, which scans again: gradients of u, delta, A, B, C, D, delta_bias, and with z that of z.
+
+    `dz`, if given, receives the gradient of z; with `recompute_out_z` the result is returned last.
+    """
+    given = [None if t is None else t.detach().requires_grad_() for t in (u, delta, A, B, C, D, delta_bias, z)]
+    with torch.enable_grad():
+        y = selective_scan_fn(*given[:6], z=given[7], delta_bias=given[6], delta_softplus=delta_softplus)
+    *grads, grad_of_z = _gradients([y], given, [dout])
+    if z is None:
+        return grads
+    return [*grads, grad_of_z if dz is None else dz.copy_(grad_of_z), *([y.detach()] if recompute_out_z else [])]
+
+
+def selective_state_update(
+    state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None
+) -> Tensor:
+    """`mamba_ssm`'s scan of one token, which writes the next state into `state`.
+
+    Shapes with H heads: state (batch, H, D, N), x, dt and z (batch, H, D), A (H, D, N), B and C (batch, G, N) with G a
+    divisor of H, D and dt_bias (H, D); without heads the same without H and G. `state_batch_indices`, (batch,), are the
+    rows of `state` for the batch. Returns a tensor like x. Raises as `selective_scan_fn`.
+    """
+    has_heads = state.dim() == 4
+    if not has_heads:
+        state, x, dt, z, B, C = (None if t is None else t.unsqueeze(1) for t in (state, x, dt, z, B, C))
+        A, D, dt_bias = (None if t is None else t[None] for t in (A, D, dt_bias))
+    (batch, H, dim), N, G = x.shape, A.shape[-1], B.shape[1]
+    activations = dict(x=(x, x.shape), dt=(dt, x.shape), z=(z, x.shape), B=(B, (batch, G, N)), C=(C, (batch, G, N)))
+    weights = dict(A=(A, (H, dim, N)), D=(D, (H, dim)), dt_bias=(dt_bias, (H, dim)))
+    check("selective_state_update", **activations, state=(state, (None, H, dim, N)), **weights)
+    if H % G:
+        raise ValueError(f"selective_state_update: B has {G} groups, expected a divisor of the {H} heads")
+    rows = slice(None) if state_batch_indices is None else state_batch_indices
+    wide = torch.promote_types(x.dtype, torch.float32)
+    step = dt.to(wide) if dt_bias is None else dt.to(wide) + dt_bias
+    step = (F.softplus(step) if dt_softplus else step)[..., None]
+    B, C = (t.to(wide).repeat_interleave(H // G, 1)[:, :, None] for t in (B, C))
+    new = torch.exp(step * A) * state[rows] + step * B * x[..., None]
+    state[rows] = new.to(state.dtype)
+    y = (new * C).sum(-1) + (0 if D is None else D * x)
+    y = (y if z is None else y * F.silu(z.to(wide))).to(x.dtype)
+    return y if has_heads else y.squeeze(1)
