@@ -97,9 +97,7 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
 def only_writer(path: Path) -> Iterator[None]:
     """Locks a file beside `path`; the system releases the lock if the process is killed.
 
-    Raises:
-        FileExistsError: another process, or this one, has locked it.
-        FileNotFoundError: the folder of `path` does not exist.
+    Raises FileExistsError if it is locked already, and FileNotFoundError if the folder of `path` does not exist.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: no such folder to write {path.name} into; make it first")
@@ -159,9 +157,8 @@ def explain_full_disk(path: Path, remedy: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OSError(
-            f"the disk has no space left for {path}: free some space, then {remedy.format(path=path)}"
-        ) from error
+        problem = f"the disk has no space left for {path}: free some space"
+        raise OSError(f"{problem}, then {remedy.format(path=path)}") from error
 
 
 def sync(descriptor: int) -> None:

@@ -50,18 +50,15 @@ class ImageCheck:
     def open(self, rank: int = 0, world_size: int = 1) -> Found:
         """Opens those that were not opened yet, or the part of a process; process 0 shows its progress.
 
-        Raises:
-            OSError: the disk or the memory fails. What was found up to then, or to Ctrl+C, is kept in the cache.
+        If the disk or the memory fails (OSError), and after Ctrl+C, the cache keeps what was found up to then.
         """
         positions = np.flatnonzero(self.problems == None)[rank::world_size].tolist()  # noqa: E711 (elementwise)
         found: Found = []
-        hidden = bool(rank) or not positions
-        bar = tqdm(total=len(positions), desc=f"opening {self.folder.path}", unit="img", disable=hidden)
+        bar = {"desc": f"opening {self.folder.path}", "unit": "img", "disable": bool(rank) or not positions}
         try:
-            with bar, closing(in_order(self._open_one, positions, available_cpus())) as results:
-                for result in results:
+            with closing(in_order(self._open_one, positions, available_cpus())) as results:
+                for result in tqdm(results, total=len(positions), **bar):
                     found.append(result)
-                    bar.update()
         finally:
             self.add(found)
             if found and not rank:

@@ -55,23 +55,20 @@ class ImageFolder:
         self.path, self.max_pixels, self.notes = root, max_pixels, []
         self.digests: np.ndarray | None = None
         # The same names and order in every locale and on every system.
-        folders = {os.fsencode(name).decode("utf-8", "surrogateescape"): root / name for name in _folders(root)}
-        folders = dict(sorted(folders.items()))
+        names = sorted((os.fsencode(name).decode("utf-8", "surrogateescape"), name) for name in _folders(root))
+        folders = {label: root / name for label, name in names}
         if not folders:
-            without = (
-                "; images without classes are for vilonghorn pretrain" if any(map(is_image, os.listdir(root))) else ""
-            )
-            raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE for each class{without}")
+            expected = f"expected {root}/CLASS/IMAGE for each class"
+            hint = "; images without classes are for vilonghorn pretrain" * any(map(is_image, os.listdir(root)))
+            raise ValueError(f"{root}: no class folders in it; {expected}{hint}")
         _refuse_splits(root, folders)
         check_distinct(str(root), [*folders])
         seen: dict[tuple[int, int], str] = {}
         found, left_out = zip(*(list_images(folder, seen) for folder in folders.values()))
         empty = [name for name, files in zip(folders, found) if not files]
         if empty and (classes is None or len(empty) == len(folders)):
-            raise ValueError(
-                f"{root}: no image in class folder {shorten(empty)}; add images ({' '.join(EXTENSIONS)}) "
-                "or remove the folder"
-            )
+            remedy = f"add images ({' '.join(EXTENSIONS)}) or remove the folder"
+            raise ValueError(f"{root}: no image in class folder {shorten(empty)}; {remedy}")
         self.classes = list(folders if classes is None else classes)
         index = match_classes(str(root), [name for name in folders if name not in empty], self.classes)
         self.paths = [path for files in found for path in files]
@@ -101,9 +98,7 @@ class ImageFolder:
     @property
     def names(self) -> list[str]:
         """The image files, relative to the folder."""
-        if not self.paths:
-            return []
-        start = len(self.paths[0]) - len(os.path.relpath(self.paths[0], self.path))
+        start = len(self.paths[0]) - len(os.path.relpath(self.paths[0], self.path)) if self.paths else 0
         return [path[start:] for path in self.paths]
 
     @cached_property
@@ -171,20 +166,16 @@ class UnlabelledFolder(ImageFolder):
 def match_classes(source: str, names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
     """(len(names),) int64: the index of each name in `classes`. Equivalent Unicode forms (NFC) are the same name.
 
-    Raises:
-        ValueError: a name of `source` is not among them.
+    Raises ValueError if a name of `source` is not among them.
     """
     labels = {unicodedata.normalize("NFC", name): label for label, name in enumerate(classes)}
     found = [labels.get(unicodedata.normalize("NFC", name), -1) for name in names]
     if unknown := [name for name, label in zip(names, found) if label < 0]:
         similar = {_appearance(name): name for name in classes}
-        looks = [
-            f"{name!a} looks like {similar[_appearance(name)]!a}" for name in unknown if _appearance(name) in similar
-        ]
-        raise ValueError(
-            f"{source}: there is no class {shorten(unknown)} in the training data or the model, which have "
-            f"{shorten(classes)}; remove or rename it{f' ({shorten(looks)})' * bool(looks)}"
-        )
+        looks = [f"{name!a} looks like {similar[key]!a}" for name in unknown if (key := _appearance(name)) in similar]
+        known = f"in the training data or the model, which have {shorten(classes)}"
+        hint = f" ({shorten(looks)})" if looks else ""
+        raise ValueError(f"{source}: there is no class {shorten(unknown)} {known}; remove or rename it{hint}")
     return np.array(found, np.int64)
 
 
@@ -211,21 +202,12 @@ def is_image(name: str) -> bool:
 def list_images(
     folder: str | os.PathLike, seen: dict[tuple[int, int], str] | None = None
 ) -> tuple[list[str], Counter[str]]:
-    """Finds image files in a folder at any depth, by their extension. Links are followed.
+    """The image files in a folder at any depth, sorted; and by extension the number of files that are left out.
 
-    Hidden files and folders, and those that systems and archivers add, such as `@eaDir` and `__MACOSX`, do not count.
-
-    Args:
-        folder: where to look.
-        seen: device and inode of the folders that earlier calls have read, and the folder that was given to them; those
-            that are read are added.
-
-    Returns:
-        The files, sorted as strings; and by extension the number of files that are left out.
-
-    Raises:
-        ValueError: a link leads to a folder above `folder`, or to one that an earlier call has read.
-        OSError: a folder cannot be read.
+    Links are followed. Hidden files and folders, and those that systems and archivers add, such as `@eaDir` and
+    `__MACOSX`, do not count. `seen` has, by device and inode, the folders that earlier calls have read and the folder
+    that was given to them. Raises ValueError if a link leads to one of these or to a folder above `folder`, and OSError
+    if a folder cannot be read.
     """
 
     def fail(error: OSError) -> None:

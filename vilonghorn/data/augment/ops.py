@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torchvision.transforms.v2 import functional as tv
 
-Fill = tuple[int, ...]
+Fill = tuple[int, ...]  # colour of the pixels that a geometric operation uncovers
 
 
 def apply(name: str, images: torch.Tensor, arguments: torch.Tensor | None, fill: Fill) -> torch.Tensor:
     """Applies one of timm's operations, one of `policy.ARGUMENTS`. Returns new images, (n, 3, H, W) uint8.
 
-    `arguments` (n,) are float32 on the images' device, as timm's operation takes them; None where it takes none. `fill`
-    is the colour of the pixels that a geometric operation uncovers.
+    `arguments` (n,) are float32 on the images' device, as timm's operation takes them; None where it takes none.
     """
     if arguments is None:
         return {"AutoContrast": tv.autocontrast, "Equalize": tv.equalize, "Invert": tv.invert}[name](images)
@@ -44,9 +43,8 @@ def contrast(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 def gaussian_blur(images: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """Gaussian blur with reflected edges; `sigma` (n, 1, 1, 1) in pixels, at most 2."""
-    return torch.stack(
-        [tv.gaussian_blur(image, [13, 13], [s, s]) for image, s in zip(images, sigma.flatten().tolist())]
-    )
+    pairs = zip(images, sigma.flatten().tolist())
+    return torch.stack([tv.gaussian_blur(image, [13, 13], [side, side]) for image, side in pairs])
 
 
 # From images and arguments (n, 1, 1, 1) to images.
@@ -86,10 +84,7 @@ AFFINE = {
 
 
 def warp(images: torch.Tensor, matrices: torch.Tensor, fill: Fill) -> torch.Tensor:
-    """Bicubic affine transformation by `matrices` (n, 2, 3), from centres of output pixels to places in the input.
-
-    Both are in pixels. `fill` is the colour of pixels that come from outside of the image.
-    """
+    """Bicubic affine transformation by `matrices` (n, 2, 3), from output pixels to places in the input, in pixels."""
     height, width = images.shape[-2:]
     linear, shift = matrices[:, :, :2], matrices[:, :, 2]
     half = matrices.new_tensor([width, height]) / 2  # pixels in a unit of the coordinates from -1 to 1 that torch takes

@@ -19,10 +19,6 @@ DRAWS = 5  # random numbers for each operation of a view: which, whether, magnit
 MAX_LAYERS = (JITTER - AUGMENT) // DRAWS
 
 
-def _threshold(level: np.ndarray) -> np.ndarray:
-    return np.minimum(256, np.trunc(level / FULL * 256))
-
-
 # From magnitudes (0 to 10, more with mmax), signs (1 or -1) and uniform numbers to the arguments of timm's operation.
 ARGUMENTS = {
     **dict.fromkeys(("AutoContrast", "Equalize", "Invert")),
@@ -37,8 +33,8 @@ ARGUMENTS = {
     "Posterize": lambda level, sign, number: np.trunc(level / FULL * 4),
     "PosterizeIncreasing": lambda level, sign, number: 4 - np.trunc(level / FULL * 4),
     "PosterizeOriginal": lambda level, sign, number: 4 + np.trunc(level / FULL * 4),
-    "Solarize": lambda level, sign, number: _threshold(level),
-    "SolarizeIncreasing": lambda level, sign, number: 256 - _threshold(level),
+    "Solarize": lambda level, sign, number: np.minimum(256, np.trunc(level / FULL * 256)),
+    "SolarizeIncreasing": lambda level, sign, number: 256 - np.minimum(256, np.trunc(level / FULL * 256)),
     "SolarizeAdd": lambda level, sign, number: np.minimum(128, np.trunc(level / FULL * 110)),
     "Desaturate": lambda level, sign, number: np.clip(0.5 + 0.05 * level, 0.5, 1),
     "GaussianBlur": lambda level, sign, number: np.clip(0.1 + 0.19 * level, 0.1, 2),
@@ -51,14 +47,10 @@ Step = tuple[str, np.ndarray, np.ndarray | None]
 
 
 class Policy:
-    """A policy by timm's name, such as "rand-m9-mstd0.5-inc1" or "3a".
+    """A policy by timm's name, such as "rand-m9-mstd0.5-inc1" or "3a"; `mean` of each channel is in 0 to 1.
 
-    Args:
-        name: of the policy.
-        mean: of each channel in 0 to 1. Times 255 it is `fill`, the colour of pixels that an operation uncovers.
-
-    Raises:
-        ValueError: timm does not know the policy, or this module does not know one of its operations.
+    `fill` is the colour of pixels that an operation uncovers. Raises ValueError if timm does not know the policy, or
+    this module one of its operations.
     """
 
     def __init__(self, name: str, mean: Sequence[float]):
@@ -100,12 +92,9 @@ class Policy:
 
 def _levels(op: AugmentOp, uniforms: np.ndarray) -> np.ndarray:
     """Magnitudes (n,) of an operation: fixed, normal around it, or uniform up to it (mstd 100 and more)."""
+    levels = np.full(len(uniforms), float(op.magnitude))
     if op.magnitude_std == math.inf:
-        levels = op.magnitude * uniforms
-    elif op.magnitude_std > 0:
-        # Standard normal numbers, by the inverse of the distribution function.
-        normal = torch.special.ndtri(torch.from_numpy(np.maximum(uniforms, 2.0**-54))).numpy()
-        levels = op.magnitude + op.magnitude_std * normal
-    else:
-        levels = np.full(len(uniforms), float(op.magnitude))
+        levels *= uniforms
+    elif op.magnitude_std > 0:  # standard normal numbers, by the inverse of the distribution function
+        levels += op.magnitude_std * torch.special.ndtri(torch.from_numpy(np.maximum(uniforms, 2.0**-54))).numpy()
     return np.clip(levels, 0, op.magnitude_max or FULL)

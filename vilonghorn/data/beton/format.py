@@ -85,11 +85,7 @@ class Beton:
         return [f"{self.path}: {beside.name} {lost} damaged images are not noticed; write the file again"]
 
     def with_classes(self, classes: Sequence[str]) -> "Beton":
-        """The same samples with the labels that their class names have in `classes`.
-
-        Raises:
-            ValueError: a class of the file that has images is not among them.
-        """
+        """The same samples, labelled by `classes`. Raises ValueError if a class with images is not among them."""
         present, position = np.unique(self.labels, return_inverse=True)
         index = match_classes(str(self.path), [self.classes[label] for label in present], classes)
         return replace(self, labels=index[position], classes=list(classes))
@@ -128,14 +124,12 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
                 found.update(file.read(min(left, 1 << 24)))
             if found.hexdigest() != manifest["sha256"]["images"]:
                 raise _damaged(path, "its image data are not those that were written")
-    classes = manifest["classes"] if manifest else None
-    labels = samples["label"].astype(np.int64)
+    classes, labels = manifest and manifest["classes"], samples["label"].astype(np.int64)
     return Beton(path, samples["image"], labels, sizes, classes, checksums, digest)
 
 
 def _damaged(path: Path, what: str) -> BetonError:
-    command = f"vilonghorn beton SRC {path} --overwrite"
-    return BetonError(f"{path}: damaged .beton: {what}; write it again: {command}")
+    return BetonError(f"{path}: damaged .beton: {what}; write it again: vilonghorn beton SRC {path} --overwrite")
 
 
 def _read_tables(path: Path, file: BinaryIO) -> tuple[np.ndarray, np.ndarray, str]:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from io import BytesIO
+from itertools import chain
 from typing import Any
 
 from PIL import Image
@@ -25,9 +26,7 @@ Samples = tuple[Iterator[Sample], int, list[str] | None]  # and at most how many
 def open_samples(source: Any, max_pixels: int) -> Samples:
     """Opens an image folder, a map-style dataset, `hf:NAME:SPLIT`, or tar files: `a.tar::b-{0..9}.tar`.
 
-    Raises:
-        ImportError: the library that reads it is not installed.
-        OSError, ValueError: there is no such source, it has no images or labels, or a tar file is damaged.
+    Raises ImportError if a library is missing, and OSError or ValueError if the source is, or is not as described.
     """
     path = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
     try:
@@ -87,11 +86,8 @@ def _open_table(source: str, max_pixels: int) -> Samples:
 def _open_tars(source: str, max_pixels: int) -> Samples:
     from webdataset import shardlists
 
-    paths = [
-        path
-        for part in source.split("::")
-        for path in ([part] if os.path.exists(part) else shardlists.expand_urls(part))
-    ]
+    parts = ([part] if os.path.exists(part) else shardlists.expand_urls(part) for part in source.split("::"))
+    paths = [*chain.from_iterable(parts)]
     if missing := [path for path in paths if not os.path.isfile(path)]:
         raise FileNotFoundError(f"there is no tar file {', '.join(map(printable, missing[:10]))}; expected its path")
     count = sum(map(count_labels, paths))

@@ -11,7 +11,7 @@ import json
 import operator
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,6 +29,8 @@ from .sources import Sample, open_samples
 
 MIN_PAGE = 8 << 20  # bytes; FFCV's default. An image lies within one page.
 MAX_RESOLUTION = 16384  # pixels; keeps a page below the 4 GiB that the header can name
+
+Encoded = tuple[np.ndarray, bytes]  # the row of metadata of a sample, without the pointer, and its data
 
 
 def write_beton(
@@ -98,7 +100,7 @@ def write_beton(
         quality = jpeg_quality if mode == "jpg" else None
         unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
 
-        def encode(numbered: tuple[int, Sample]) -> tuple[np.ndarray, bytes] | None:
+        def encode(numbered: tuple[int, Sample]) -> Encoded | None:
             index, (name, read) = numbered
             try:
                 with named_errors(Path(name)):
@@ -135,10 +137,8 @@ def write_beton(
         return fmt.check_beton(path)
 
 
-def _encode(
-    image: Any, label: Any, name: str, max_resolution: int, quality: int | None, num_classes: int
-) -> tuple[np.ndarray, bytes]:
-    """The row of metadata, without the pointer, and the data of a sample: JPEG, or pixels if `quality` is None."""
+def _encode(image: Any, label: Any, name: str, max_resolution: int, quality: int | None, num_classes: int) -> Encoded:
+    """Encodes a sample as JPEG, or as pixels if `quality` is None."""
     try:
         label = operator.index(label)
     except TypeError:
@@ -149,21 +149,19 @@ def _encode(
     shrink = min(1.0, max_resolution / max(image.size))
     size = round(image.width * shrink), round(image.height * shrink)
     if min(size) < MIN_SIDE:
-        raise UnreadableImage(
-            f"{name}: {image.width}x{image.height} pixels are stored as {size[0]}x{size[1]}, and each side must have "
-            f"at least {MIN_SIDE}; remove the image or raise max_resolution"
-        )
+        stored = f"{image.width}x{image.height} pixels are stored as {size[0]}x{size[1]}"
+        remedy = f"each side must have at least {MIN_SIDE}; remove the image or raise max_resolution"
+        raise UnreadableImage(f"{name}: {stored}, and {remedy}")
     if size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    buffer = io.BytesIO()
     if quality is None:
-        mode, data = "raw", image.tobytes()
+        buffer.write(image.tobytes())
     else:
-        buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=quality)
-        mode, data = "jpg", buffer.getvalue()
     row = np.zeros((), fmt.SAMPLE)  # zeros, because the bytes between the fields are written, too
-    row["label"], row["image"] = label, (fmt.MODES[mode], *size, 0)
-    return row, data
+    row["label"], row["image"] = label, (fmt.MODES["raw" if quality is None else "jpg"], *size, 0)
+    return row, buffer.getvalue()
 
 
 def _as_rgb(image: Any, name: str) -> Image.Image:
@@ -178,9 +176,7 @@ def _as_rgb(image: Any, name: str) -> Image.Image:
         raise UnreadableImage(f"{name}: not a usable image ({error})") from error
 
 
-def _write(
-    file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes] | None], count: int, page: int
-) -> tuple[str, np.ndarray]:
+def _write(file: BinaryIO, encoded: Iterable[Encoded | None], count: int, page: int) -> tuple[str, np.ndarray]:
     """Writes the complete file, the header last, so that an unfinished file can be recognised.
 
     Space is reserved for the metadata of `count` samples; None in `encoded` stands for one that is left out. `page` is

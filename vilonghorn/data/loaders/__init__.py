@@ -64,10 +64,9 @@ def create_loader(source: str | os.PathLike | ImageFolder | Beton, **options: An
     try:
         from .ffcv import FFCVLoader
     except (ImportError, OSError) as error:
-        raise ImportError(
-            f"{data.path}: reading a .beton needs FFCV, which cannot be imported ({error}); run ./setup.sh in a clone "
-            "of vilonghorn, which builds it (vilonghorn[ffcv] has only what FFCV imports), or give the image folder"
-        ) from error
+        problem = f"{data.path}: reading a .beton needs FFCV, which cannot be imported ({error})"
+        build = "run ./setup.sh in a clone of vilonghorn, which builds it (vilonghorn[ffcv] has only what FFCV imports)"
+        raise ImportError(f"{problem}; {build}, or give the image folder") from error
     return FFCVLoader(data, config)
 
 

@@ -113,11 +113,7 @@ class TransformConfig:
         return side, side
 
     def check_transforms(self, image_size: int | tuple[int, int], mean: Sequence[float], section: str = "") -> None:
-        """Checks what intervals cannot say: bounds in order, start_size with its ramp, and the name of the policy.
-
-        Raises:
-            ValueError: an option contradicts another, `image_size` or `mean`; `section` precedes its name.
-        """
+        """Raises ValueError if options contradict each other, or timm does not know the policy of this name."""
         for name in ("scale", "ratio", "ramp"):
             low, high = getattr(self, name)
             if low > high:
@@ -134,10 +130,8 @@ class TransformConfig:
         if start and start > side:
             raise ValueError(f"{section}start_size is {start}, above the image size, which is {image_size}")
         if start and not ramp[1]:
-            raise ValueError(
-                f"{section}start_size is {start} but {section}ramp is {ramp}, so that no image would have it: "
-                "give the epochs between which images grow"
-            )
+            problem = f"{section}start_size is {start} but {section}ramp is {ramp}, so that no image would have it"
+            raise ValueError(f"{problem}: give the epochs between which images grow")
         if self.auto_augment:
             Policy(self.auto_augment, mean)
 
@@ -158,7 +152,6 @@ class LoaderConfig(TransformConfig, ImageConfig):
     """
 
     training: bool
-    interpolation: Literal["area", "bicubic"] | None = None
     classes: Sequence[str] | None = None
     labelled: bool = True
     seed: int = within("[0, 9223372036854775808)", 0)  # 63 bits

@@ -28,20 +28,15 @@ from .loader import Batch, Loader
 ATTEMPTS = 10  # as in torchvision's RandomResizedCrop, whose distribution the crops have
 
 
-def load_library() -> ctypes.CDLL:
-    """FFCV's library alone: importing FFCV changes the number of torch's threads, and numba's type of byte arrays."""
-    package = importlib.util.find_spec("ffcv")
-    spec = package and PathFinder.find_spec("_libffcv", package.submodule_search_locations)
-    if spec is None:
-        raise ImportError("there is no module ffcv._libffcv")
-    library = ctypes.CDLL(spec.origin)
-    pointer, size, flag = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
-    library.imdecode.argtypes = [pointer, ctypes.c_uint64, size, size, pointer, *[size] * 6, flag, flag]
-    library.resize.argtypes = [ctypes.c_int64] * 11
-    return library
-
-
-_library = load_library()
+# The library alone: importing FFCV changes the number of torch's threads, and numba's type of byte arrays.
+_package = importlib.util.find_spec("ffcv")
+_spec = _package and PathFinder.find_spec("_libffcv", _package.submodule_search_locations)
+if _spec is None:
+    raise ImportError("there is no module ffcv._libffcv")
+_library = ctypes.CDLL(_spec.origin)
+_pointer, _size, _flag = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
+_library.imdecode.argtypes = [_pointer, ctypes.c_uint64, _size, _size, _pointer, *[_size] * 6, _flag, _flag]
+_library.resize.argtypes = [ctypes.c_int64] * 11
 
 
 def is_jpeg_of(data: np.ndarray, height: int, width: int) -> bool:
@@ -59,11 +54,7 @@ def is_jpeg_of(data: np.ndarray, height: int, width: int) -> bool:
 
 
 def decode_jpeg(data: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The pixels (height, width, 3) uint8 of a JPEG, (n,) uint8.
-
-    Raises:
-        ValueError: the data are not a JPEG of this size, or the decoder reported an error or a warning.
-    """
+    """The pixels (height, width, 3) uint8 of a JPEG (n,). Raises ValueError if it is damaged or of another size."""
     out = np.empty((height, width, 3), np.uint8)
     whole = 0, 0, 1, 1, False, False  # offsets, scale, no crop, no flip
     if not is_jpeg_of(data, height, width) or _library.imdecode(
@@ -144,11 +135,7 @@ class FFCVLoader(Loader):
 
 
 def random_crops(
-    uniforms: np.ndarray,
-    heights: np.ndarray,
-    widths: np.ndarray,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
+    uniforms: np.ndarray, heights: np.ndarray, widths: np.ndarray, scale: Sequence[float], ratio: Sequence[float]
 ) -> np.ndarray:
     """Random resized crops: area uniform in `scale`, aspect ratio log-uniform in `ratio`, position uniform.
 

@@ -102,25 +102,21 @@ class Loader(ABC):
         parts = [views[at : at + size] for at in range(start * size, len(views), size)]
         with closing(self._read(epoch, parts)) as batches:
             numbered = enumerate(zip(batches, parts), start)
-            made = (self._on_device(*batch, epoch, number, part) for number, (batch, part) in numbered)
+            made = (self._on_device(batch, epoch, number, part) for number, (batch, part) in numbered)
             yield from made if self._stream is None else self._one_ahead(made)
 
     @abstractmethod
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
         """Yields images (B, 3, H, W) uint8, of any strides and in memory of their own, and targets (B,) int64.
 
-        Args:
-            epoch: the epoch, for the augmentation and the size of the images.
-            batches: the views (see `rng`) of each batch.
+        `batches` are the views (see `rng`) of each batch.
         """
 
-    def _on_device(
-        self, images: torch.Tensor, targets: torch.Tensor, epoch: int, number: int, views: np.ndarray
-    ) -> Batch:
+    def _on_device(self, batch: Batch, epoch: int, number: int, views: np.ndarray) -> Batch:
         if self._stream is not None:
-            images, targets = images.pin_memory(), targets.pin_memory()
+            batch = batch[0].pin_memory(), batch[1].pin_memory()
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            images, targets = (tensor.to(self._device, non_blocking=True) for tensor in (images, targets))
+            images, targets = (tensor.to(self._device, non_blocking=True) for tensor in batch)
             images = self._augmentation.augment_bytes(images, epoch, views)
             images = self._augmentation.erase(self._normalized(images), epoch, views)
             return self._resized(images, epoch, number), targets

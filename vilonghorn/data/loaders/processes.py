@@ -13,13 +13,9 @@ from torch.utils.data import DataLoader
 def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
     """Iterates over a DataLoader, and ends its processes on every way out, also those that ignore SIGTERM.
 
-    Args:
-        loader: batches of which all tensors are made by `default_collate`: in a worker it takes shared memory at once,
-            and raises an error if there is none. torch would only print the error later, and wait for ever.
-        source: the data, for errors.
-
-    Raises:
-        ChildProcessError: a process failed or was killed, or cannot be started.
+    `default_collate` must make all tensors: in a worker it takes shared memory at once, and raises an error if there is
+    none. torch would only print the error later, and wait for ever. Raises ChildProcessError, which names the `source`,
+    if a process failed, was killed, or cannot be started.
     """
     before, workers = {*active_children()}, set()
     try:
@@ -35,10 +31,9 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
         if not loader.num_workers:
             raise
         reason = (str(error) or type(error).__name__).splitlines()[-1]
-        raise ChildProcessError(
-            f"{source}: a process that reads images failed or was killed ({reason}); if memory is "
-            "short, lower workers or batch_size; in a container, enlarge /dev/shm"
-        ) from error
+        problem = f"{source}: a process that reads images failed or was killed ({reason})"
+        remedy = "if memory is short, lower workers or batch_size; in a container, enlarge /dev/shm"
+        raise ChildProcessError(f"{problem}; {remedy}") from error
     finally:
         with _default_sigchld():
             for worker in workers:
