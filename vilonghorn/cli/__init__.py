@@ -62,12 +62,9 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(name: str, description: str, *examples: str) -> argparse.ArgumentParser:
     """The parser of `vilonghorn NAME`. Its help begins with a description and ends with examples of arguments."""
-    return Parser(
-        prog=f"vilonghorn {name}",
-        description=textwrap.fill(" ".join(description.split()), 100),
-        epilog="\n  ".join(["examples:", *(f"vilonghorn {name} {example}".rstrip() for example in examples)]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    epilog = "\n  ".join(["examples:", *(f"vilonghorn {name} {example}".rstrip() for example in examples)])
+    texts = {"description": textwrap.fill(" ".join(description.split()), 100), "epilog": epilog}
+    return Parser(prog=f"vilonghorn {name}", formatter_class=argparse.RawDescriptionHelpFormatter, **texts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

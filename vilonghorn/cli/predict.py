@@ -37,12 +37,9 @@ parser.add_argument("--crop-pct", type=float, help=help)
 
 
 def find_images(names: Sequence[str]) -> tuple[list[str], Counter[str]]:
-    """Replaces each folder by the image files in it at any depth, sorted, without hidden files and folders.
+    """Replaces each folder by the images of `list_images`; one without images stays, so that `predict` reports it.
 
-    A folder without images stays in the list, so that `predict` reports it.
-
-    Returns:
-        The files; and by extension the number of files that are left out, which standard error names for each folder.
+    Also returns, by extension, the number of files that are left out, which standard error names for each folder.
     """
     files, left_out = [], Counter[str]()
     for name in names:

@@ -10,13 +10,9 @@ from collections.abc import Sequence
 from . import main as vilonghorn
 from . import make_parser
 
-parser = make_parser(
-    "pretrain",
-    __doc__,
-    "--data.train photos/all --data.val photos/val",
-    "--data.train photos/all --data.val photos/val --model.name vilonghorn_tiny --model.weights null",
-    "--resume runs/pretrained",
-)
+START = "--data.train photos/all --data.val photos/val"
+SMALL = f"{START} --model.name vilonghorn_tiny --model.weights null"
+parser = make_parser("pretrain", __doc__, START, SMALL, "--resume runs/pretrained")
 parser.add_argument("--resume", metavar="RUN", help="resume the run in this directory (default: start one)")
 
 

@@ -32,8 +32,8 @@ def configure(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Name
     dist.init()
     reads_digits = Path(config.data.train or "") == DIGITS / "train" and not DIGITS.exists()
     dist.run_on_all(lambda: write_digits(DIGITS) if dist.is_main and reads_digits else None)
-    if dist.is_main and reads_digits:
-        print(f"wrote scikit-learn's handwritten digits to {DIGITS}", flush=True)
+    if reads_digits:
+        dist.print(f"wrote scikit-learn's handwritten digits to {DIGITS}")
     return config, options
 
 
@@ -44,11 +44,11 @@ def make_trainer(config: Config, options: Namespace) -> Trainer:
         raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
     resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
     trainer = Trainer(config, resume=resume, overwrite=options.overwrite)
-    if trainer.finished and dist.is_main:
+    if trainer.finished:
         more = f"train on from its weights by --model.weights {config.run.dir} and another --run.dir"
         if trainer.progress.epoch < config.schedule.epochs:
             more = f"go on by --resume {config.run.dir} --schedule.patience null, or {more}"
-        print(f"the run in {config.run.dir} was finished, {trainer.finished}: {more}")
+        dist.print(f"the run in {config.run.dir} was finished, {trainer.finished}: {more}")
     return trainer
 
 

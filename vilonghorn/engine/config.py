@@ -178,9 +178,8 @@ class TaskConfig:
         if self.labelled and (self.mixup or self.cutmix) and batch_size % 2:
             raise ValueError(f"data.batch_size is {batch_size}; mixup and cutmix pair images, so it must be even")
         if self.teacher_output == "features" and len(self.teacher) > 1:
-            raise ValueError(
-                f"task.teacher_output is features, which takes one teacher: task.teacher is {self.teacher}"
-            )
+            given = f"task.teacher is {self.teacher}"
+            raise ValueError(f"task.teacher_output is features, which takes one teacher: {given}")
         if self.teacher_cache and not (self.teacher and self.teacher_output == "logits"):
             given = f"task.teacher is {self.teacher} and task.teacher_output {self.teacher_output}"
             raise ValueError(f"task.teacher_cache is true, but {given}: only the logits of a teacher are cached")
@@ -300,9 +299,9 @@ def check(config: Config) -> None:
     if model.weights not in (None, "auto") and model.pretrained:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     known_names = {"model.name": timm.list_models(), "optimizer.name": timm.optim.list_optimizers()}
-    for key, name in (("model.name", model.name), ("optimizer.name", config.optimizer.name)):
-        if name.partition(".")[0] not in known_names[key]:
-            raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known_names[key])}")
+    for key, known in known_names.items():
+        if (name := values[key]).partition(".")[0] not in known:
+            raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known)}")
 
 
 def flatten(sections: dict[str, Any]) -> dict[str, Any]:

@@ -118,10 +118,7 @@ def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
 
 
 def run_config(run: str | Path) -> Path:
-    """The file of the configuration of a run.
-
-    Raises FileNotFoundError if there is none, and ValueError if it is cut off.
-    """
+    """The file of a run's configuration. Raises FileNotFoundError if there is none, and ValueError if it is cut off."""
     file = Path(run) / "config.yaml"
     if not file.is_file():
         raise FileNotFoundError(f"{run} is not the directory of a run: there is no {file}")
@@ -144,10 +141,7 @@ def config_names() -> list[str]:
 
 
 def find_config(name: str) -> Path:
-    """The file of a configuration: a path, or one of `config_names`.
-
-    Raises FileNotFoundError if there is neither.
-    """
+    """The file of a configuration: a path, or one of `config_names`. Raises FileNotFoundError if there is neither."""
     for path in (Path(name).expanduser(), configs_folder() / f"{name}.yaml"):
         if path.is_file():
             return path

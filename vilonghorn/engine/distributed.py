@@ -58,13 +58,17 @@ class Distributed:
 
     def resume_command(self, directory: Path) -> str:
         """The command line that resumes a run with as many processes."""
-        nodes, command = self.world_size // self.local_size, "torchrun --standalone"
+        nodes, command, on_each = self.world_size // self.local_size, "torchrun --standalone", ""
         if nodes > 1:
-            endpoint = f"{os.environ.get('MASTER_ADDR', 'HOST')}:29500"
+            endpoint, on_each = f"{os.environ.get('MASTER_ADDR', 'HOST')}:29500", f"on each of the {nodes} machines "
             command = f"torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint={endpoint}"
         command = f"{command} --nproc-per-node={self.local_size} -m " if self.world_size > 1 else ""
-        on_each = f"on each of the {nodes} machines " if nodes > 1 else ""
         return f"resume {on_each}with: {command}vilonghorn train --resume {shell_path(directory)}"
+
+    def print(self, line: str) -> None:
+        """Prints a line in process 0, at once."""
+        if self.is_main:
+            print(line, flush=True)
 
     def shutdown(self) -> None:
         """Destroys the process group, if there is one."""
@@ -142,8 +146,7 @@ class Interrupted(Exception):
 class StopRequest:
     """Inside its `with` block, SIGINT, SIGTERM and SIGUSR1 only set a flag. A second SIGINT acts at once.
 
-    A cluster sends SIGTERM and SIGUSR1 to every process, and torchrun sends them again to its own. `position` returns
-    the end of the message: where the run stopped, and how to resume it.
+    `position` returns the end of the message: where the run stopped, and how to resume it.
     """
 
     def __init__(self, dist: Distributed, position: Callable[[], str]) -> None:

@@ -195,14 +195,9 @@ def load_run(run: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict
 def preprocessing(run: str | Path) -> dict[str, Any]:
     """Returns the arguments of `timm.data.create_transform` that repeat a run's validation transform."""
     data = load_config(run_config(run)).data
-    return dict(
-        input_size=(3, *to_2tuple(data.image_size)),
-        mean=tuple(data.mean),
-        std=tuple(data.std),
-        crop_pct=data.crop_pct,
-        crop_mode=data.crop_mode,
-        interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
-    )
+    interpolation = "box" if data.interpolation == "area" else data.interpolation
+    crop = {"crop_pct": data.crop_pct, "crop_mode": data.crop_mode, "interpolation": interpolation}
+    return {"input_size": (3, *to_2tuple(data.image_size)), "mean": tuple(data.mean), "std": tuple(data.std), **crop}
 
 
 def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best") -> dict[str, Any]:

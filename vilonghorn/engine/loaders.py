@@ -29,18 +29,13 @@ Source = ImageFolder | Beton
 def open_data(
     config: Config, classes: Sequence[str] | None = None, splits: Sequence[Literal["train", "val"]] = ("train", "val")
 ) -> dict[str, Source]:
-    """Opens the data of a run, and all images of its folders; call it in every process.
+    """Opens the `splits` of the data of a run, and all images of its folders; call it in every process.
 
     Images that cannot be read are left out with `data.skip_unreadable`. Without `data.val`, `data.val_split` of the
     images of each class of `data.train` are held out. Warns of images that are in both parts, or in two classes.
+    `classes` are the class names by label; None: those of the training data, if these are among the `splits`.
 
-    Args:
-        config: the run.
-        classes: class names by label; None: those of the training data, if these are among the `splits`.
-        splits: what is opened.
-
-    Raises:
-        ValueError, FileNotFoundError: there is no such data, or images that cannot be read, all of which are named.
+    Raises ValueError or FileNotFoundError if there is no such data, or images cannot be read, all of which are named.
     """
     data, dist, found = config.data, Distributed(), dict[str, Source]()
     splits_val = data.val is None and data.val_split is not None and "val" in splits
@@ -73,15 +68,11 @@ def _open(config: Config, split: str, classes: Sequence[str] | None) -> Source:
     if kind in ("hfds", "wds"):
         given = shlex.quote(f"hf:{rest}") if kind == "hfds" else rest if rest.endswith(".tar") else f"{rest}/*.tar"
         target = re.sub(r"\W+", "-", Path(rest).stem).strip("-") + ".beton"
-        raise ValueError(
-            f"{key} is {source}, but training reads .beton files and image folders: "
-            f"type vilonghorn beton {given} {target}, and give {target}"
-        )
+        remedy = f"type vilonghorn beton {given} {target}, and give {target}"
+        raise ValueError(f"{key} is {source}, but training reads .beton files and image folders: {remedy}")
     if not Path(source).exists():
-        raise FileNotFoundError(
-            f"{key} is {source}, but there is no {Path(source).absolute()}: expected {kinds} "
-            "(vilonghorn beton writes it)"
-        )
+        problem = f"{key} is {source}, but there is no {Path(source).absolute()}"
+        raise FileNotFoundError(f"{problem}: expected {kinds} (vilonghorn beton writes it)")
     return open_source(source, config.task.labelled, data.max_pixels, classes)
 
 

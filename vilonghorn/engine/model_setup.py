@@ -53,8 +53,8 @@ def model_from_config(config: Config, num_classes: int) -> nn.Module:
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
     weights = config.model.weights
     if weights == "auto" and (weights := None if config.model.pretrained else find_weights(name)) is None:
-        if Distributed().is_main and not config.model.pretrained:
-            print(f"model.weights: random, because no weights of {name} are on this machine", flush=True)
+        if not config.model.pretrained:
+            Distributed().print(f"model.weights: random, because no weights of {name} are on this machine")
     check_numbers(name, kwargs, "the configuration")
     init, problem = {}, f"timm cannot make {name} with {kwargs}"
     if weights is not None:
@@ -69,9 +69,8 @@ def model_from_config(config: Config, num_classes: int) -> nn.Module:
         what = f"the published weights of {name} cannot be downloaded ({one_line(error)})"
         raise OSError(f"{what}: {DOWNLOAD_REMEDY}") from error
     if weights is not None:
-        loaded = describe_loaded(model, fresh, name, weights, init["pretrained_cfg_overlay"]["state_dict"])
-        if Distributed().is_main:
-            print(loaded, flush=True)
+        given = init["pretrained_cfg_overlay"]["state_dict"]
+        Distributed().print(describe_loaded(model, fresh, name, weights, given))
     check_normalization(config, found=weights is not None)
     return model
 

@@ -124,15 +124,8 @@ def _write_page(directory: RunDirectory, config: Config, result: dict[str, Any],
     files = {name: directory.path / f"{name}.png" for name in PICTURES}
     pictures = {name: base64.b64encode(file.read_bytes()).decode() for name, file in files.items() if file.exists()}
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
-    html = template.render(
-        name=config.model.name,
-        directory=printable(str(directory.path)),
-        run=shell_path(directory.path),
-        records=directory.records(),
-        result=result,
-        pictures=pictures,
-        **values,
-        config=yaml.safe_dump(config.to_dict(), sort_keys=False),
-        environment=directory.environment.read_text(encoding="utf-8"),
-    )
+    values |= {"directory": printable(str(directory.path)), "run": shell_path(directory.path), "result": result}
+    values |= {"name": config.model.name, "records": directory.records(), "pictures": pictures}
+    values |= {"config": yaml.safe_dump(config.to_dict(), sort_keys=False)}
+    html = template.render(values, environment=directory.environment.read_text(encoding="utf-8"))
     write_file(directory.path / "report.html", html.encode(errors="backslashreplace"))

@@ -67,9 +67,8 @@ class TrainState:
 
     `model` is without DistributedDataParallel or compilation; `ema` is the moving average of its weights, or None;
     `trained` is the model, or what the task trains around it. `models` are those to evaluate: "model" and, if there is
-    an average, "ema"; `reported` is the name of the one that gives the results, the average if there is one.
-
-    Raises ValueError if the model, the teacher or one of their options does not fit the data.
+    an average, "ema"; `reported` is the name of the one that gives the results, the average if there is one. Raises the
+    errors of `build_task`.
     """
 
     def __init__(
@@ -105,14 +104,12 @@ class TrainState:
             self.wrapped(torch.zeros(2, 3, *size, device=self.device)).float().sum().backward()
             self.trained.zero_grad()
         run, self.forward = self.config.run, self.wrapped
-        compiled = on_gpu if run.compile is None else run.compile
-        if compiled:
+        if compiled := on_gpu if run.compile is None else run.compile:
             torch._functorch.config.activation_memory_budget = run.memory_budget
             self.forward = torch.compile(self.wrapped, mode=compiled if isinstance(compiled, str) else None)
         elif run.memory_budget < 1:
-            raise ValueError(
-                f"run.memory_budget is {run.memory_budget}, but the model is not compiled: set run.compile"
-            )
+            problem = f"run.memory_budget is {run.memory_budget}, but the model is not compiled"
+            raise ValueError(f"{problem}: set run.compile")
 
     def backward(self, stream: Iterator[Batch], positions: Sequence[Sequence[int]]) -> torch.Tensor:
         """Computes and clips the gradient of the mean loss over the batches of all processes.

@@ -66,9 +66,9 @@ class Trainer:
             self.train_state.setup(self.dist, self.steps.updates_per_epoch)
         with StopRequest(self.dist, self._where_stopped) as stop:
             self.dist.run_on_all(lambda: self._open(state, overwrite))
-            if state and self.dist.is_main and not self.finished:
+            if state and not self.finished:
                 updates = self.steps.updates_per_epoch * config.schedule.epochs
-                print(f"resuming {config.run.dir} {self._position()} (update {self.update} of {updates})", flush=True)
+                self.dist.print(f"resuming {config.run.dir} {self._position()} (update {self.update} of {updates})")
             if not state:
                 self._warn_of_few_updates()
                 self.save()
@@ -104,12 +104,11 @@ class Trainer:
                 self.logger.close()
         self.logger.draw_curves()
         state, images = self.train_state, self.val_loader.num_samples
-        if self.dist.is_main and average_lags(progress.results, images):
+        if average_lags(progress.results, images):
             remedy = f"lower ema.decay ({self.config.ema.decay}), or make it 0 for a short run"
-            print(f"the average of the weights (ema) is clearly worse than the last weights: {remedy}", flush=True)
-        result = {**progress.results[state.reported], "weights": state.reported}
-        result |= {"epochs": progress.epoch, "images": images, "best": progress.best}
-        result |= {"skipped": progress.skipped, "seconds": progress.seconds}
+            self.dist.print(f"the average of the weights (ema) is clearly worse than the last weights: {remedy}")
+        result = {**progress.results[state.reported], "weights": state.reported, "epochs": progress.epoch}
+        result |= {"images": images, "best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
         state.task.report(state, self.val_loader, self.directory, result)
         return result
 
@@ -147,8 +146,7 @@ class Trainer:
     def read_update(self) -> None:
         """Waits for the last update, counts and logs it, unless that is done; called after the next one was started.
 
-        Raises:
-            FloatingPointError: too many updates in a row were skipped.
+        Raises FloatingPointError if too many updates in a row were skipped.
         """
         if not self.unread:
             return
@@ -162,10 +160,9 @@ class Trainer:
         progress.skipped_in_row = progress.skipped_in_row + 1 if skip else 0
         progress.seconds = time.monotonic() - self.start
         if progress.skipped_in_row > self.config.run.max_skipped:
-            raise FloatingPointError(
-                f"{progress.skipped_in_row} updates in a row, up to update {self.update} (loss {loss}), had a loss or "
-                "gradient that is not finite: lower optimizer.lr, or set run.amp to off"
-            )
+            skipped = f"{progress.skipped_in_row} updates in a row, up to update {self.update} (loss {loss})"
+            remedy = "lower optimizer.lr, or set run.amp to off"
+            raise FloatingPointError(f"{skipped}, had a loss or gradient that is not finite: {remedy}")
         self.logger.log_update(progress, loss, norm, lr, batches)
 
     def evaluate_epoch(self, stop: StopRequest) -> None:
@@ -187,8 +184,8 @@ class Trainer:
             self.directory.write_log(kind="end", epoch=progress.epoch, reason=self.finished)
         self.save(weights=["best", "last"] if is_best else ["last"])
         self.logger.log_epoch(progress, train_loss)
-        if self.dist.is_main and self.finished and progress.epoch < self.config.schedule.epochs:
-            print(f"the run ends {self.finished}", flush=True)
+        if self.finished and progress.epoch < self.config.schedule.epochs:
+            self.dist.print(f"the run ends {self.finished}")
 
     def save(self, weights: Sequence[str] = ()) -> None:
         """Saves the full state, after the weights that give the results as "best" or "last"."""
@@ -215,15 +212,9 @@ class Trainer:
     def _write(self, weights: Sequence[str]) -> None:
         state, progress = self.train_state, self.progress
         for name in weights:
-            record = {
-                "model": self.config.model.name,
-                "kwargs": model_kwargs(self.config, state.num_classes),
-                "weights": state.reported,
-                "class_names": self.train_loader.class_names,
-                "epoch": progress.epoch,
-                "val_images": self.data["val_images"],
-                **progress.results[state.reported],
-            }
+            record = {"model": self.config.model.name, "kwargs": model_kwargs(self.config, state.num_classes)}
+            record |= {"weights": state.reported, "class_names": self.train_loader.class_names, "epoch": progress.epoch}
+            record |= {"val_images": self.data["val_images"], **progress.results[state.reported]}
             model = state.task.backbone(state.models[state.reported])
             save_weights(self.directory.weights(name), model.state_dict(), record)
         progress.log_size = self.directory.sync_log()
@@ -236,7 +227,7 @@ class Trainer:
         if run.checkpoint_updates and self.update % run.checkpoint_updates == 0:
             return True
         is_late = time.monotonic() - self.saved > (run.checkpoint_seconds or math.inf)
-        return self.dist.sum([float(self.dist.is_main and is_late)])[0] > 0
+        return self.dist.sum([self.dist.is_main and is_late])[0] > 0
 
     def _warn_of_few_updates(self) -> None:
         """Warns if an epoch has few updates, and the batch of an update can be made smaller."""
@@ -277,16 +268,11 @@ class Trainer:
         check_classes(config.data.train, train.num_classes, config.data.val, val)
         self.train_loader, self.val_loader = train, val
         self.steps = StepCounter(len(train), config.optimizer.accumulate, dist.world_size)
-        self.data = {
-            "images": train.num_samples,
-            "batches": self.steps.batches,
-            "batches_per_update": self.steps.batches_per_update,
-            "classes": train.num_classes,
-            "train": train.fingerprint,
-            "val": val.fingerprint,
-            "train_images": getattr(train, "content", None),  # a loader of one's own may not have it
-            "val_images": getattr(val, "content", None),
-        }
+        self.data = {"images": train.num_samples, "batches": self.steps.batches, "classes": train.num_classes}
+        self.data |= {"batches_per_update": self.steps.batches_per_update}
+        for split, loader in (("train", train), ("val", val)):
+            self.data[split] = loader.fingerprint
+            self.data[f"{split}_images"] = getattr(loader, "content", None)  # a loader of one's own may not have it
         if state:
             config = replace(config, model=replace(config.model, weights=None, pretrained=False))  # state has weights
         self.train_state = TrainState(config, train.num_classes, device, train.class_names)

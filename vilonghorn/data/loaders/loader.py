@@ -95,10 +95,10 @@ class Loader(ABC):
         """
         if epoch < 0 or start < 0:
             raise ValueError(f"epoch is {epoch} and start is {start}; expected 0 or more")
-        config, views = self.config, np.arange(self.num_samples)
+        config, size, views = self.config, self.batch_size, np.arange(self.num_samples)
         if config.training:
             views = training_order(self.num_samples, config.seed, epoch, config.repeats)
-        views, size = views[self._of_rank], self.batch_size
+        views = views[self._of_rank]
         parts = [views[at : at + size] for at in range(start * size, len(views), size)]
         with closing(self._read(epoch, parts)) as batches:
             numbered = enumerate(zip(batches, parts), start)
@@ -156,15 +156,11 @@ class FolderLoader(Loader):
     """
 
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
-        loader = DataLoader(
-            SeededDataset(self.data, self.config, epoch),
-            batch_sampler=[views.tolist() for views in batches],
-            num_workers=self.config.workers,
-            collate_fn=_collate,
-            worker_init_fn=ignore_signals,
-            pin_memory=self.config.device.type == "cuda",
-            generator=torch.Generator(),  # the default would draw from torch's global generator
-        )
+        samples, sampler = SeededDataset(self.data, self.config, epoch), [views.tolist() for views in batches]
+        options = {"num_workers": self.config.workers, "collate_fn": _collate, "worker_init_fn": ignore_signals}
+        options["pin_memory"] = self.config.device.type == "cuda"
+        options["generator"] = torch.Generator()  # the default would draw from torch's global generator
+        loader = DataLoader(samples, batch_sampler=sampler, **options)
         with closing(read_batches(loader, str(self.data.path))) as read:
             for views, images in zip(batches, read):
                 if isinstance(images, Exception):
@@ -184,19 +180,11 @@ class SeededDataset(Dataset):
 
     def __init__(self, folder: ImageFolder, config: LoaderConfig, epoch: int):
         self.folder, self.seed, self.epoch = folder, config.seed, epoch
-        self.transform = create_transform(
-            config.size_at(epoch),
-            is_training=config.training,
-            scale=config.scale,
-            ratio=config.ratio,
-            hflip=config.hflip,
-            color_jitter=None,
-            interpolation="box" if config.interpolation == "area" else config.interpolation,
-            crop_pct=config.crop_pct,
-            crop_mode=config.crop_mode,
-            mean=config.mean,  # the colour of borders
-            use_prefetcher=True,  # leaves uint8, which is normalised on the device
-        )
+        names = "scale", "ratio", "hflip", "crop_pct", "crop_mode", "mean"  # the mean is the colour of borders
+        options = {name: getattr(config, name) for name in names} | {"is_training": config.training}
+        options["interpolation"] = "box" if config.interpolation == "area" else config.interpolation
+        # With use_prefetcher, images stay uint8. They are normalised on the device.
+        self.transform = create_transform(config.size_at(epoch), color_jitter=None, use_prefetcher=True, **options)
 
     def __getitem__(self, view: int) -> torch.Tensor | Exception:
         index = sample_of(view)

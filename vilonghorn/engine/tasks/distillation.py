@@ -36,12 +36,8 @@ class Teacher:
     """A trained model in evaluation mode, which takes the images of the student and returns its classes.
 
     `source` is the directory of a run (its best weights), a file of a run's weights, or a name of timm. `class_names`
-    are those of the data, None if unknown.
-
-    Raises:
-        FileNotFoundError: the run has no such weights.
-        ValueError: there is no such teacher, or it has other classes, or does not take images of its size.
-        OSError: the weights of a timm model cannot be downloaded.
+    are those of the data. Raises OSError if there are no such weights, and ValueError if there is no such teacher, or
+    it has other classes or does not take images of its size.
     """
 
     def __init__(
@@ -50,21 +46,17 @@ class Teacher:
         synsets = bool(class_names) and all(re.fullmatch(r"n\d{8}", name) for name in class_names or ())
         self.model, names, cfg = _load(source, synsets)
         name = f"the teacher {source}"
-        self.order = slice(None)
-        if config.task.teacher_output == "logits":
-            if (found := getattr(self.model, "num_classes", None)) != num_classes:
-                raise ValueError(f"{name} has {found} classes but the data has {num_classes}: they must be the same")
-            if names is not None and class_names is not None:
-                if unknown := sorted({*class_names} - {*names}):
-                    same = "they must be the same, in any order"
-                    raise ValueError(f"{name} has no class {unknown[0]!r}, which the data has: {same}")
-                self.order = [[*names].index(name) for name in class_names]
+        self.order, same, is_classifier = slice(None), "they must be the same", config.task.teacher_output == "logits"
+        if is_classifier and (found := getattr(self.model, "num_classes", None)) != num_classes:
+            raise ValueError(f"{name} has {found} classes but the data has {num_classes}: {same}")
+        if is_classifier and names is not None and class_names is not None:
+            if unknown := sorted({*class_names} - {*names}):
+                raise ValueError(f"{name} has no class {unknown[0]!r}, which the data has: {same}, in any order")
+            self.order = [[*names].index(name) for name in class_names]
         self.size = to_2tuple(config.task.teacher_image_size or cfg["input_size"][-2:])
         self.digest = [digest(self.model.state_dict()), self.size, *(list(cfg[key]) for key in ("mean", "std"))]
-        own_mean, own_std, mean, std = (
-            torch.tensor(values, device=device)[:, None, None]
-            for values in (cfg["mean"], cfg["std"], config.data.mean, config.data.std)
-        )
+        values = cfg["mean"], cfg["std"], config.data.mean, config.data.std
+        own_mean, own_std, mean, std = (torch.tensor(value, device=device)[:, None, None] for value in values)
         self.factor, self.shift = std / own_std, (mean - own_mean) / own_std
         self.model.to(device).eval()
         shown = torch.zeros(2, 3, *to_2tuple(config.data.image_size), device=device)
@@ -125,10 +117,7 @@ class CachedTargets:
 
 
 def read_cache(file: Path) -> np.ndarray:
-    """The logits of a cache (N, classes) float16, in memory as they are used; a SHA-256 of them ends the file.
-
-    Raises ValueError if it is damaged.
-    """
+    """The logits of a cache (N, classes) float16, which a SHA-256 of them ends. Raises ValueError if it is damaged."""
     try:
         logits = np.load(file, mmap_mode="r")
         with open(file, "rb") as content:
@@ -152,8 +141,7 @@ class Distillation(Classification):
     ) -> None:
         super().__init__(config, num_classes)
         self.config, self.num_classes, self.device, self.recipe = config, num_classes, device, config.task
-        given = config, num_classes, device, class_names
-        self.teachers = [Teacher(source, *given) for source in self.recipe.teacher]
+        self.teachers = [Teacher(source, config, num_classes, device, class_names) for source in self.recipe.teacher]
         facts = json.dumps([teacher.digest for teacher in self.teachers])
         self.digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         self.amp = autocast(config.run.amp, device)
@@ -167,9 +155,8 @@ class Distillation(Classification):
         if self.recipe.teacher_output == "logits":
             return model
         if (dim := getattr(model, "head_hidden_size", None)) is None:
-            raise ValueError(
-                f"task.teacher_output is features, but {self.config.model.name} does not tell their number"
-            )
+            name = self.config.model.name
+            raise ValueError(f"task.teacher_output is features, but {name} does not tell their number")
         self.extra = nn.Linear(dim, self.teachers[0].num_outputs, device=self.device)
         return StudentWithFeatures(model, self.extra)
 
@@ -198,8 +185,7 @@ class Distillation(Classification):
         if source.fingerprint != loader.fingerprint:  # of a loader that `Trainer` was given
             found = f"{source.fingerprint}, but that of the loader is {loader.fingerprint}"
             raise ValueError(f"the fingerprint of data.train ({config.data.train}) is {found}: give the same data")
-        if dist.is_main:
-            print(f"teacher: computing the logits of {source.num_samples} training images", flush=True)
+        dist.print(f"teacher: computing the logits of {source.num_samples} training images")
         with ExitStack() as stack:
             batches = stack.enter_context(closing(source.epoch(0)))
             if dist.is_main:

@@ -81,9 +81,7 @@ def unit_statistics(images: Tensor, unit: int) -> tuple[Tensor, Tensor]:
 def masked_model_from_config(config: Config, device: torch.device) -> MaskedImageModel:
     """The model of a run with masked images, on a device.
 
-    Raises:
-        ValueError: the model has no mask token, or does not fit the images or the masked unit; and the errors of
-            `model_from_config`.
+    Raises ValueError if it has no mask token, or does not fit the images or the masked unit.
     """
     name, unit, sizes = config.model.name, config.task.mask_unit, config.image_sizes()
     if not is_ours(name):
@@ -110,10 +108,8 @@ def masked_model_from_config(config: Config, device: torch.device) -> MaskedImag
 class MaskedImages(Task):
     """Learns to reconstruct masked images, and is evaluated by the same loss.
 
-    Args:
-        ratio: part of an image that is masked.
-        unit: height and width of a masked unit, in pixels.
-        normalize: reconstruct the pixels of each unit normalised to mean 0 and variance 1 (MAE, arXiv 2111.06377).
+    `ratio` of an image is masked, in units of `unit` pixels in height and width. `normalize`: reconstruct the pixels of
+    each unit normalised to mean 0 and variance 1 (MAE, arXiv 2111.06377).
     """
 
     scores = ("loss",)
