@@ -15,7 +15,7 @@ def inputs(batch=2, dim=5, length=7, taps=4, seed=0):
     return {n: torch.randn(*shape, generator=generator) for n, shape in shapes.items()}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     length=st.integers(1, 12),
     taps=st.integers(1, 5),

@@ -42,7 +42,7 @@ def scan(delta_softplus=True, **tensors):
     return ours.selective_scan_fn(**tensors, delta_softplus=delta_softplus)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     batch=st.integers(1, 3),
     length=st.integers(1, 20),
@@ -149,7 +149,7 @@ def test_the_extension_of_vmamba_inside_an_autograd_function(softplus, out_float
 def test_a_scan_of_many_states_has_a_sentence_in_the_extension():
     tensors = inputs(states=65, B=1, C=1)
     del tensors["z"]
-    with pytest.raises(NotImplementedError, match="A has 65 states, expected up to 64"):
+    with pytest.raises(ValueError, match="N is 65, expected 1 to 64"):
         ours.vmamba_fwd(**tensors, delta_softplus=True)
 
 
@@ -194,9 +194,9 @@ def test_the_update_of_a_state_is_a_scan_of_one_token(softplus, heads, absent, r
         (dict(B=torch.zeros(2, 4, 4, 9)), ValueError, "B has 4 groups, expected a divisor of the 6 channels"),
         (dict(C=torch.zeros(9)), ValueError, r"C has shape \(9,\), expected"),
         (dict(A=torch.zeros(6, 4, dtype=torch.complex64)), NotImplementedError, "A is complex"),
-        (dict(D=torch.zeros(6, dtype=torch.int64)), TypeError, "D is torch.int64, expected one of torch.float32"),
+        (dict(D=torch.zeros(6, dtype=torch.int64)), TypeError, "D is torch.int64, expected a tensor of torch.float32"),
         (dict(z=torch.zeros(2, 6, 8)), ValueError, "z has shape"),
-        (dict(B=[1.0]), TypeError, r"B is \[1.0\], expected a tensor"),
+        (dict(B=[1.0]), TypeError, r"B is a list, expected a tensor"),
         (dict(A=torch.zeros(6, 4, device="meta")), ValueError, "A is on meta, expected cpu"),
         (
             dict(delta_softplus=False, delta=torch.full((2, 6, 9), -0.25), delta_bias=None),

@@ -12,51 +12,60 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import causal_conv1d as conv
 from . import patches as _patches
-from . import selective_scan
+from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from .mamba import Block, Mamba, bimamba_inner_fn, mamba_inner_fn, mamba_inner_fn_no_out_proj
+from .norms import GatedRMSNorm, RMSNorm, layer_norm_fn, rms_norm_fn, rmsnorm_fn
+from .selective_scan import cuda_bwd, cuda_fwd, selective_scan_fn, selective_state_update, vmamba_bwd, vmamba_fwd
+from .ssd import Mamba2, mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
 
 logger = logging.getLogger(__name__)
 __all__ = ["MODULES", "install", "uninstall"]
+
+_inner = dict(mamba_inner_fn=mamba_inner_fn, mamba_inner_fn_no_out_proj=mamba_inner_fn_no_out_proj)
+_inner |= dict(bimamba_inner_fn=bimamba_inner_fn, mamba_inner_ref=mamba_inner_fn, bimamba_inner_ref=bimamba_inner_fn)
+_norms = dict(RMSNorm=RMSNorm, layer_norm_fn=layer_norm_fn, rms_norm_fn=rms_norm_fn)
+_ssd = dict(mamba_chunk_scan_combined=mamba_chunk_scan_combined)
+_update = dict(selective_state_update=selective_state_update, selective_state_update_ref=selective_state_update)
+_conv = dict(causal_conv1d_fn=causal_conv1d_fn, causal_conv1d_update=causal_conv1d_update)
+_vmamba = dict(fwd=vmamba_fwd, bwd=vmamba_bwd)
+# Module to its names. A dict is a module within it, and None a name that can be imported but not used.
+MODULES: dict[str, dict[str, Any]] = {
+    "mamba_ssm": dict(Mamba=Mamba, Mamba2=Mamba2, selective_scan_fn=selective_scan_fn, mamba_inner_fn=mamba_inner_fn),
+    "mamba_ssm.ops.selective_scan_interface": dict(selective_scan_fn=selective_scan_fn, **_inner)
+    | dict(selective_scan_ref=selective_scan_fn),
+    "mamba_ssm.modules.mamba_simple": dict(Mamba=Mamba, Block=Block),
+    "mamba_ssm.modules.mamba2": dict(Mamba2=Mamba2),
+    "mamba_ssm.ops.triton.layer_norm": _norms,
+    "mamba_ssm.ops.triton.layernorm": _norms,
+    "mamba_ssm.ops.triton.layernorm_gated": dict(RMSNorm=GatedRMSNorm, rmsnorm_fn=rmsnorm_fn),
+    "mamba_ssm.ops.triton.ssd_combined": _ssd | dict(mamba_split_conv1d_scan_combined=mamba_split_conv1d_scan_combined),
+    "mamba_ssm.ops.triton.selective_state_update": _update,
+    "mamba_ssm.models.mixer_seq_simple": dict(MambaLMHeadModel=None),
+    "mamba_ssm.utils.hf": dict(load_config_hf=None, load_state_dict_hf=None),
+    "mamba_ssm.utils.generation": dict(GenerationMixin=None, InferenceParams=None),
+    "causal_conv1d": _conv,
+    "causal_conv1d.causal_conv1d_interface": _conv
+    | dict(causal_conv1d_ref=causal_conv1d_fn, causal_conv1d_update_ref=causal_conv1d_update),
+    "causal_conv1d_cuda": dict(causal_conv1d_fwd=None, causal_conv1d_bwd=None, causal_conv1d_update=None),
+    "selective_scan_cuda": dict(fwd=cuda_fwd, bwd=cuda_bwd),
+    "selective_scan_cuda_core": _vmamba,
+    "selective_scan_cuda_oflex": _vmamba,
+    "selective_scan_vmamba": dict(selective_scan_cuda_core=_vmamba),
+    "selective_scan_vmamba_pt202": dict(selective_scan_cuda_core=_vmamba),
+}
 
 
 class _Missing(type):
     """The type of a name that can be imported, and whose use says that it is missing."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{cls.__module__}.{cls.__name__} is importable only: vilonghorn.compat has none")
+        raise NotImplementedError(f"{cls.__module__}.{cls.__name__} can be imported only: vilonghorn.compat has none")
 
     def __getattr__(cls, name: str) -> Any:
-        raise AttributeError(f"{cls.__module__}.{cls.__name__}.{name}: vilonghorn.compat has no {cls.__name__}")
+        raise AttributeError(f"{cls.__module__}.{cls.__name__} has no {name}: vilonghorn.compat has none of it")
 
 
-_scan = dict(
-    selective_scan_fn=selective_scan.selective_scan_fn,
-    selective_scan_ref=selective_scan.selective_scan_fn,
-)
-_conv = dict(causal_conv1d_fn=conv.causal_conv1d_fn, causal_conv1d_update=conv.causal_conv1d_update)
-_conv_names = dict(_conv, causal_conv1d_ref=conv.causal_conv1d_fn, causal_conv1d_update_ref=conv.causal_conv1d_update)
-_vmamba = dict(fwd=selective_scan.vmamba_fwd, bwd=selective_scan.vmamba_bwd)
-# Module to its names. A dict is a module within it, and None is a name that can be imported but not used.
-MODULES: dict[str, dict[str, Any]] = {
-    "mamba_ssm": dict(selective_scan_fn=selective_scan.selective_scan_fn),
-    "mamba_ssm.ops.selective_scan_interface": _scan,
-    "mamba_ssm.ops.triton.selective_state_update": dict(
-        selective_state_update=selective_scan.selective_state_update,
-        selective_state_update_ref=selective_scan.selective_state_update,
-    ),
-    "mamba_ssm.models.mixer_seq_simple": dict(MambaLMHeadModel=None),
-    "mamba_ssm.utils.hf": dict(load_config_hf=None, load_state_dict_hf=None),
-    "mamba_ssm.utils.generation": dict(GenerationMixin=None, InferenceParams=None),
-    "causal_conv1d": _conv,
-    "causal_conv1d.causal_conv1d_interface": _conv_names,
-    "causal_conv1d_cuda": dict.fromkeys(("causal_conv1d_fwd", "causal_conv1d_bwd", "causal_conv1d_update")),
-    "selective_scan_cuda": dict(fwd=selective_scan.cuda_fwd, bwd=selective_scan.cuda_bwd),
-    "selective_scan_cuda_core": _vmamba,
-    "selective_scan_cuda_oflex": _vmamba,
-    "selective_scan_vmamba": dict(selective_scan_cuda_core=_vmamba),
-    "selective_scan_vmamba_pt202": dict(selective_scan_cuda_core=_vmamba),
-}
 _undo: list[Callable[[], Any]] = []  # of the installation, last first
 _installed = False
 
@@ -68,8 +77,8 @@ def install(*, replace: bool = False, patches: bool = False) -> None:
 
     Args:
         replace: whether to take the place of installed packages, too.
-        patches: whether to help with what else stands in the way without CUDA: `torch.cuda.device` of another device
-            does nothing, and old names of timm's modules are importable. The log names each.
+        patches: whether `torch.cuda.device` does nothing for other devices where there is no CUDA, and old names of
+            timm's modules are importable. The log names each change.
     """
     global _installed
     if _installed:

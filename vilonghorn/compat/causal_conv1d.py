@@ -20,23 +20,11 @@ def causal_conv1d_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`causal_conv1d.causal_conv1d_fn`: `vilonghorn.ops.conv_silu`, and without an activation torch's convolution.
 
-    Args:
-        x: (batch, D, L).
-        weight: (D, K).
-        bias: (D,).
-        seq_idx: None. In its place may be `activation`, as in versions before 1.1.
-        initial_states: the K - 1 tokens before the first, (batch, D, K - 1). Default: zeros.
-        return_final_states: whether to return the last K - 1 tokens, (batch, D, K - 1), too.
-        final_states_out: what they are written to.
-        activation: None, "silu" or "swish" (the same).
-
-    Returns:
-        (batch, D, L), of x's dtype and order in memory; perhaps with the final states.
-
-    Raises:
-        NotImplementedError: `seq_idx` (packed sequences), another activation, complex tensors.
-        ValueError: shapes or devices that do not fit.
-        TypeError: dtypes other than float32, bfloat16, float16 and float64.
+    x is (batch, D, L), weight (D, K), bias (D,), activation None, "silu" or "swish" (the same), which may be the fourth
+    argument as before version 1.1. `initial_states` are the K - 1 tokens before the first, (batch, D, K - 1), else
+    zeros; `return_final_states` returns the last K - 1, too, in `final_states_out` if given. Returns (batch, D, L), of
+    x's dtype and order in memory. Raises NotImplementedError for `seq_idx` (packed sequences), another activation and
+    complex tensors, ValueError and TypeError for what does not fit.
     """
     if isinstance(seq_idx, str):
         seq_idx, activation = None, seq_idx
@@ -68,18 +56,9 @@ def causal_conv1d_update(
 ) -> Tensor:
     """`causal_conv1d.causal_conv1d_update`: the convolution of the next tokens, which are written into `conv_state`.
 
-    Args:
-        x: (batch, D) for one token, or (batch, D, L).
-        conv_state: the tokens before, (batch, D, S), S at least K - 1.
-        weight: (D, K).
-        bias: (D,).
-        activation: None, "silu" or "swish".
-        cache_seqlens: numbers of tokens until now, (batch,): `conv_state` is a ring, written at that number modulo S.
-            Default: the newest token is the last.
-        conv_state_indices: rows of `conv_state` for the batch, (batch,); -1 for none, where the result is zero.
-
-    Returns:
-        As x. Raises as `causal_conv1d_fn`.
+    x is (batch, D) or (batch, D, L), `conv_state` (batch, D, S) with S at least K - 1, the newest token last. With
+    `cache_seqlens`, numbers of tokens until now, (batch,), it is a ring that is written at that number modulo S.
+    `conv_state_indices`, (batch,), are its rows, -1 for none, where the result is zero. Returns as x; raises as above.
     """
     if x.dim() == 2:
         options = (bias, activation, cache_seqlens, conv_state_indices)

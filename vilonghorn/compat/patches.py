@@ -1,7 +1,6 @@
-"""What else stands in the way of public code without CUDA and with a newer timm; each change is named in the log."""
+"""What else stands in the way of public code without CUDA and with a newer timm; the log names each change."""
 
 import contextlib
-import importlib
 import importlib.util
 import logging
 import sys
@@ -11,42 +10,32 @@ from typing import Any
 import torch
 
 logger = logging.getLogger(__name__)
-
-# Modules of timm under names that versions before 0.9 and 1.0 had: old name to today's.
+# Modules of timm, by the names that they had before versions 0.9 and 1.0.
 OLD_TIMM = {
-    "timm.models.layers": "timm.layers",
-    "timm.models.registry": "timm.models._registry",
-    "timm.models.helpers": "timm.models._helpers",
-    "timm.models.features": "timm.models._features",
-    "timm.models.fx_features": "timm.models._features_fx",
-    "timm.models.hub": "timm.models._hub",
-    "timm.models.factory": "timm.models._factory",
-    **{
-        f"timm.models.layers.{name}": f"timm.layers.{name}"
-        for name in ("helpers", "drop", "weight_init", "mlp", "norm")
-    },
+    f"timm.models.{old}": f"timm.models._{old}" for old in ("registry", "helpers", "features", "hub", "factory")
 }
+OLD_TIMM |= {"timm.models.fx_features": "timm.models._features_fx", "timm.models.layers": "timm.layers"}
+OLD_TIMM |= {f"timm.models.layers.{name}": f"timm.layers.{name}" for name in ("drop", "helpers", "norm", "weight_init")}
 
 
 def apply() -> list[Callable[[], Any]]:
-    """Applies the patches that are needed here; returns what takes each back."""
+    """Applies what is needed here; returns functions that take it back."""
     undo: list[Callable[[], Any]] = []
     if not torch.cuda.is_available():
         original = torch.cuda.device
 
         def device(target: Any) -> contextlib.AbstractContextManager:
-            is_index = target is None or isinstance(target, int)
-            return original(target) if is_index or torch.device(target).type == "cuda" else contextlib.nullcontext()
+            is_other = isinstance(target, (str, torch.device)) and torch.device(target).type != "cuda"
+            return contextlib.nullcontext() if is_other else original(target)
 
-        torch.cuda.device = device  # type: ignore[assignment, misc]
+        torch.cuda.device = device
         undo.append(lambda: setattr(torch.cuda, "device", original))
         logger.info("torch.cuda.device does nothing for a device that is not CUDA's")
     for old, new in OLD_TIMM.items():
-        if _exists(old) or not _exists(new):
-            continue
-        sys.modules[old] = importlib.import_module(new)
-        undo.append(lambda old=old: sys.modules.pop(old, None))  # type: ignore[misc]
-        logger.info("%s is %s, its name today", old, new)
+        if not _exists(old) and _exists(new):
+            sys.modules[old] = importlib.import_module(new)
+            undo.append(lambda old=old: sys.modules.pop(old, None))
+            logger.info("%s is %s, its name today", old, new)
     return undo
 
 

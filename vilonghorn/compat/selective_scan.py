@@ -14,31 +14,29 @@ from ..ops._torch import autocast_dtype, is_tracing
 from ..ops.arguments import ScanArguments, flatten, tensors
 from ..ops.validate import DTYPES, MAX_STATE
 
-SMALLEST_STEP = 1e-20  # of a step without softplus: a step of zero has no softplus before it
+SMALLEST_STEP = 1e-20  # of a step without softplus: no number has a softplus of zero
 
 
 def check(function: str, **expected: tuple[Tensor | None, Sequence[int | None] | None]) -> None:
     """Checks tensors by argument name, each with its shape (None: any; within a shape: any size). None passes.
 
     Raises NotImplementedError for complex tensors, TypeError for no tensor of `DTYPES`, ValueError for a shape, or
-    another device than the first tensor's.
+    another device than the first one's.
     """
     device = None
     for name, (tensor, shape) in expected.items():
         if tensor is None:
             continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{function}: {name} is {tensor!r}, expected a tensor")
-        if tensor.is_complex():
+        dtype = getattr(tensor, "dtype", f"a {type(tensor).__name__}")
+        if isinstance(dtype, torch.dtype) and dtype.is_complex:
             raise NotImplementedError(f"{function}: {name} is complex (S4D); the scans of vilonghorn are real")
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{function}: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
-        given, shape = tensor.shape, tensor.shape if shape is None else shape
-        if len(given) != len(shape) or any(n is not None and n != size for n, size in zip(shape, given)):
-            sizes = ", ".join("any" if size is None else str(size) for size in shape)
-            raise ValueError(f"{function}: {name} has shape {tuple(given)}, expected ({sizes})")
-        device = device or tensor.device
-        if tensor.device != device:
+        if dtype not in DTYPES:
+            raise TypeError(f"{function}: {name} is {dtype}, expected a tensor of {', '.join(map(str, DTYPES))}")
+        sizes = shape or [None] * tensor.dim()
+        if len(sizes) != tensor.dim() or any(n is not None and n != size for n, size in zip(sizes, tensor.shape)):
+            sizes = ", ".join("any" if n is None else str(n) for n in sizes)
+            raise ValueError(f"{function}: {name} has shape {tuple(tensor.shape)}, expected ({sizes})")
+        if tensor.device != (device := device or tensor.device):
             raise ValueError(f"{function}: {name} is on {tensor.device}, expected {device} as for those before it")
 
 
@@ -48,29 +46,16 @@ def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
 
 
 def inverse_softplus(function: str, step: Tensor) -> Tensor:
-    """The number whose softplus is `step`, float32 or float64; a step of zero counts as 1e-20.
+    """The number whose softplus is `step`, float32 or float64; zero counts as 1e-20.
 
     Raises ValueError for a negative step. While torch compiles or exports, it becomes NaN instead.
     """
-    if not is_tracing(step) and not step.is_meta and step.numel() and (least := step.detach().min().item()) < 0:
+    if not (is_tracing(step) or step.is_meta) and step.numel() and (least := step.detach().min().item()) < 0:
         raise ValueError(
-            f"{function}: a step without softplus is {least:.3g}, expected at least 0; turn softplus on, or clamp"
+            f"{function}: a step without softplus is {least:.3g}, expected 0 or more; clamp, or use softplus"
         )
     step = torch.where(step.detach().abs() < SMALLEST_STEP, step - step.detach() + SMALLEST_STEP, step)
     return step + torch.log(-torch.expm1(-step))
-
-
-def sum_of_scans(args: ScanArguments) -> Tensor:
-    """`scan` by rule "mamba" for any N: its states do not mix, so scans of up to 64 of them add up."""
-    x, dt, k, q, z, A, D, dt_bias, *_ = args
-    if k.shape[-1] > MAX_STATE:  # the sum is rounded once
-        x, dt, k, q = (t.to(args.compute_dtype) for t in (x, dt, k, q))
-    y = None
-    with without_autocast(x):
-        for k_part, q_part, A_part in zip(*(t.split(MAX_STATE, -1) for t in (k, q, A))):
-            part = scan(x, dt, k_part, q_part, z=z, A=A_part, D=D, dt_bias=dt_bias, rule="mamba", reverse=args.reverse)
-            y, D = part if y is None else y + part, None
-    return y.to(args.x.dtype)
 
 
 def selective_scan_fn(
@@ -78,40 +63,34 @@ def selective_scan_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`mamba_ssm.ops.selective_scan_interface.selective_scan_fn`: `vilonghorn.ops.scan` by rule "mamba".
 
-    Args:
-        u: values, (batch, D, L).
-        delta: steps, (batch, D, L); or of fewer channels that divide D, which are repeated.
-        A: decay rates, real, (D, N).
-        B: keys, (batch, N, L), (batch, G, N, L) for G groups of D / G channels, or constant, (D, N).
-        C: queries, as B.
-        D: skip weights, (D,).
-        z: gates, (batch, D, L): the result is multiplied by silu(z).
-        delta_bias: added to delta, one for each of its channels.
-        delta_softplus: whether steps are softplus(delta + delta_bias); else they must be at least zero.
-        return_last_state: whether to return the state, too.
-
-    Returns:
-        (batch, D, L), of u's dtype and order in memory; with `return_last_state` also the last state, (batch, D, N),
-        float32 (float64 for float64), which has gradients.
+    Values u, steps delta and gates z are (batch, D, L), delta perhaps with fewer channels, which are repeated; decay
+    rates A (D, N), real; keys B and queries C (batch, N, L), (batch, G, N, L) for G groups of channels, or constant,
+    (D, N); D and delta_bias (D,). Without `delta_softplus` steps must be at least zero. Returns (batch, D, L) of u's
+    dtype and order in memory, perhaps with the last state, (batch, D, N), float32 or wider, which has gradients.
 
     Raises:
         NotImplementedError: complex tensors.
-        ValueError: shapes or devices that do not fit, or negative steps without softplus.
+        ValueError: shapes, devices, or negative steps.
         TypeError: dtypes other than float32, bfloat16, float16 and float64.
     """
+    args = scan_arguments("selective_scan_fn", u, delta, A, B, C, D, delta_bias, delta_softplus)
+    check("selective_scan_fn", u=(u, None), z=(z, u.shape))
     if return_last_state:
         raise NotImplementedError(
             "selective_scan_fn: return_last_state is True, but the last state is not returned yet"
         )
-    args = scan_arguments("selective_scan_fn", u, delta, A, B, C, D, delta_bias, delta_softplus)
-    check("selective_scan_fn", u=(u, None), z=(z, u.shape))
-    is_fused = z is not None and len(args.x) == 1 and A.shape[1] <= MAX_STATE
-    if is_fused:
-        args = args._replace(z=z.mT.to(args.x.dtype))
-    out = channels_first(sum_of_scans(args), u)
-    if z is not None and not is_fused:
-        out = out * F.silu(z)
-    return out.to(u.dtype)
+    x, dt, k, q, _, A, D, delta_bias, *_ = args
+    is_fused = len(x) == 1 and A.shape[-1] <= MAX_STATE
+    if A.shape[-1] > MAX_STATE:  # the sum is rounded once
+        x, dt, k, q = (t.to(args.compute_dtype) for t in (x, dt, k, q))
+    options = dict(z=z.mT.to(x.dtype) if z is not None and is_fused else None, dt_bias=delta_bias, rule="mamba")
+    parts = []  # the states of a channel do not mix, so that scans of up to 64 of them add up
+    with without_autocast(x):
+        for k_part, q_part, A_part in zip(*(t.split(MAX_STATE, -1) for t in (k, q, A))):
+            skip = None if parts else D
+            parts.append(scan(x, dt, k_part, q_part, A=A_part, D=skip, reverse=args.reverse, **options))
+    out = channels_first(sum(parts[1:], parts[0]), u)
+    return (out if z is None or is_fused else out * F.silu(z)).to(u.dtype)
 
 
 def scan_arguments(function: str, u, delta, A, B, C, D, delta_bias, delta_softplus: bool) -> ScanArguments:
@@ -119,9 +98,9 @@ def scan_arguments(function: str, u, delta, A, B, C, D, delta_bias, delta_softpl
     check(function, u=(u, (None,) * 3), delta=(delta, (None,) * 3), A=(A, (None, None)), B=(B, None), C=(C, None))
     (batch, dim, length), steps, states = u.shape, delta.shape[1], A.shape[1]
     shapes = {2: (dim, states), 3: (batch, states, length)}
-    key_shapes = [shapes.get(t.dim(), (batch, None, states, length)) for t in (B, C)]
-    pairs = dict(u=(u, u.shape), delta=(delta, (batch, steps, length)), A=(A, (dim, states)), D=(D, (dim,)))
-    check(function, **pairs, B=(B, key_shapes[0]), C=(C, key_shapes[1]), delta_bias=(delta_bias, (steps,)))
+    keys = {name: (t, shapes.get(t.dim(), (batch, None, states, length))) for name, t in dict(B=B, C=C).items()}
+    pairs = dict(u=(u, u.shape), delta=(delta, (batch, steps, length)), A=(A, (dim, states)), D=(D, (dim,)), **keys)
+    check(function, **pairs, delta_bias=(delta_bias, (steps,)))
     groups = dict(delta=steps) | {name: {2: dim, 3: 1}.get(t.dim(), t.shape[1]) for name, t in dict(B=B, C=C).items()}
     for name, count in groups.items():
         if count < 1 or dim % count:
@@ -136,34 +115,32 @@ def scan_arguments(function: str, u, delta, A, B, C, D, delta_bias, delta_softpl
         delta = delta.repeat_interleave(dim // steps, 1)
         delta_bias = None if delta_bias is None else delta_bias.repeat_interleave(dim // steps)
 
-    def keys(t: Tensor) -> Tensor:
+    def by_token(t: Tensor) -> Tensor:  # keys as (G, batch, L, N); copies are made once, for forward and backward
         if t.dim() == 2:
-            t = t[:, None, None].expand(dim, batch, length, states)
-        else:
-            t = t.mT[None] if t.dim() == 3 else t.permute(1, 0, 3, 2)
-        return (t if len(t) == G else t.repeat_interleave(G // len(t), 0)).to(dtype)
+            return t[:, None, None].to(dtype).expand(dim, batch, length, states)
+        t = (t.mT[None] if t.dim() == 3 else t.permute(1, 0, 3, 2)).to(dtype)
+        return (t if len(t) == G else t.repeat_interleave(G // len(t), 0)).contiguous()
 
-    x, dt = (by_group(t.to(dtype), G) for t in (u, delta))
+    x, dt = (by_group(t.to(dtype), G).contiguous() for t in (u, delta))
     A, D, delta_bias = (None if t is None else t.unflatten(0, (G, dim // G)) for t in (A, D, delta_bias))
-    return ScanArguments(x, dt, keys(B), keys(C), A=A, D=D, dt_bias=delta_bias, rule="mamba", reverse=[0] * G)
+    return ScanArguments(x, dt, by_token(B), by_token(C), A=A, D=D, dt_bias=delta_bias, rule="mamba", reverse=[0] * G)
 
 
 def by_group(t: Tensor, G: int) -> Tensor:
-    """(B, channels, L) as (G, B, L, channels of a group), without a copy."""
+    """(batch, D, L) as (G, batch, L, D / G), without a copy."""
     return t.unflatten(1, (G, t.shape[1] // G)).permute(1, 0, 3, 2)
 
 
 def channels_first(y: Tensor, like: Tensor) -> Tensor:
-    """(G, B, L, channels of a group) as (B, channels, L), in memory in the order of `like`."""
-    if like.stride(1) == 1:
-        return y.permute(1, 2, 0, 3).flatten(2).mT
-    return y.permute(1, 0, 3, 2).flatten(1, 2).contiguous()
+    """(G, batch, L, D / G) as (batch, D, L), in memory in the order of `like`."""
+    y = y.permute(1, 2, 0, 3).flatten(2).mT if like.stride(1) == 1 else y.permute(1, 0, 3, 2).flatten(1, 2)
+    return y if like.stride(1) == 1 else y.contiguous()
 
 
 def vmamba_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows=1, out_float=False) -> list[Tensor]:
-    """`fwd` of `selective_scan_cuda_core` and `_oflex`: [out, what `vmamba_bwd` needs as x]. `nrows` is not used.
+    """`fwd` of `selective_scan_cuda_core` and `_oflex`: [out, what `vmamba_bwd` needs as x]; N up to 64.
 
-    Arguments as `selective_scan_fn`, N up to 64. With `out_float`, out is float32 at least.
+    Arguments as `selective_scan_fn`; with `out_float` out is float32 or wider. `nrows` changes nothing.
     """
     args = _vmamba_arguments((u, delta, A, B, C, D, delta_bias), delta_softplus, out_float)
     y, *_, states = torch.ops.vilonghorn.scan(*flatten(args), True)
@@ -183,8 +160,6 @@ def vmamba_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows=
 
 def _vmamba_arguments(given: Sequence[Tensor | None], delta_softplus: bool, out_float: bool) -> ScanArguments:
     args = scan_arguments("selective_scan_cuda_core", *given, delta_softplus)
-    if (states := args.k.shape[-1]) > MAX_STATE:
-        raise NotImplementedError(f"selective_scan_cuda_core: A has {states} states, expected up to {MAX_STATE}")
     dtype = args.compute_dtype if out_float else args.x.dtype
     return args._replace(**{name: getattr(args, name).to(dtype) for name in ("x", "dt", "k", "q")})
 
@@ -195,10 +170,7 @@ def _gradients(results: Sequence[Tensor], given: Sequence[Tensor | None], grads:
 
 
 def cuda_fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus) -> list[Tensor]:
-    """`fwd` of `selective_scan_cuda`: [out before the gate, x], and with z the result.
-
-    x[:, :, -1, 1::2] is the last state.
-    """
+    """`fwd` of `selective_scan_cuda`: [out before the gate, x with the last state as x[:, :, -1, 1::2], gated out]."""
     out, state = selective_scan_fn(u, delta, A, B, C, D, None, delta_bias, delta_softplus, True)
     x = torch.stack([torch.ones_like(state), state], -1).flatten(2)[:, :, None]
     return [out, x] if z is None else [out, x, (out * F.silu(z)).to(out.dtype)]
@@ -207,17 +179,13 @@ def cuda_fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus) -> list[Tensor
 def cuda_bwd(
     u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, recompute_out_z=False
 ) -> list[Tensor | None]:
-    """`bwd` of the same, which scans again: gradients of u, delta, A, B, C, D, delta_bias, and with z that of z.
-
-    `dz`, if given, receives the gradient of z; with `recompute_out_z` the result is returned last.
-    """
+    """`bwd` of the same by another scan: gradients of u, delta, A, B, C, D, delta_bias, z (into `dz`), gated out."""
     given = [None if t is None else t.detach().requires_grad_() for t in (u, delta, A, B, C, D, delta_bias, z)]
     with torch.enable_grad():
         y = selective_scan_fn(*given[:6], z=given[7], delta_bias=given[6], delta_softplus=delta_softplus)
-    *grads, grad_of_z = _gradients([y], given, [dout])
-    if z is None:
-        return grads
-    return [*grads, grad_of_z if dz is None else dz.copy_(grad_of_z), *([y.detach()] if recompute_out_z else [])]
+    *grads, last = _gradients([y], given, [dout])
+    last = last if dz is None else dz.copy_(last)
+    return [*grads, *([] if z is None else [last, y.detach()][: 1 + recompute_out_z])]
 
 
 def selective_state_update(
@@ -225,9 +193,8 @@ def selective_state_update(
 ) -> Tensor:
     """`mamba_ssm`'s scan of one token, which writes the next state into `state`.
 
-    Shapes with H heads: state (batch, H, D, N), x, dt and z (batch, H, D), A (H, D, N), B and C (batch, G, N) with G a
-    divisor of H, D and dt_bias (H, D); without heads the same without H and G. `state_batch_indices`, (batch,), are the
-    rows of `state` for the batch. Returns a tensor like x. Raises as `selective_scan_fn`.
+    With H heads: state (batch, H, D, N), x, dt and z (batch, H, D), A (H, D, N), B and C (batch, G, N) with G a divisor
+    of H, D and dt_bias (H, D); else without H and G. `state_batch_indices`: rows of `state`, (batch,). Returns as x.
     """
     has_heads = state.dim() == 4
     if not has_heads:

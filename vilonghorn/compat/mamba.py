@@ -1,0 +1,174 @@
+"""The mixer `Mamba` of `mamba_ssm` and of the forks of Vim, LocalMamba and VideoMamba, its functions and its block."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops import mamba_inner, rms_norm, scan
+from ..ops.validate import MAX_CONV, MAX_STATE
+from .causal_conv1d import causal_conv1d_fn
+from .norms import RMSNorm, layer_norm_fn
+from .selective_scan import check, selective_scan_fn, without_autocast
+
+
+def mamba_inner_fn_no_out_proj(
+    xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, B=None, C=None, D=None, delta_bias=None,
+    B_proj_bias=None, C_proj_bias=None, delta_softplus=True, checkpoint_lvl=1, b_rms_weight=None, c_rms_weight=None,
+    dt_rms_weight=None, b_c_dt_rms_eps=1e-6
+) -> Tensor:  # fmt: skip
+    """Convolution, projections, scan and gate of `mamba_ssm`, by `vilonghorn.ops.mamba_inner` where that has the form.
+
+    xz is (batch, 2D, L), conv1d_weight (D, 1, K), x_proj_weight (R + 2N, D), delta_proj_weight (D, R), A (D, N), and
+    conv1d_bias, D and delta_bias are (D,) or None. Constant B and C, (D, N), take the place of the rows of
+    x_proj_weight. B_proj_bias, C_proj_bias (N,) are added to keys and queries, RMSNorms with b_rms_weight, c_rms_weight
+    (N,) and dt_rms_weight (R,) follow. `checkpoint_lvl` changes nothing. Returns (batch, D, L); raises as
+    `selective_scan_fn`.
+    """
+    check("mamba_inner_fn", xz=(xz, (None,) * 3), conv1d_weight=(conv1d_weight, (None, 1, None)), A=(A, (None, None)))
+    (D_inner, N), R, norms = A.shape, delta_proj_weight.shape[1], (b_rms_weight, c_rms_weight, dt_rms_weight)
+    is_plain = delta_softplus and all(t is None for t in (B, C, B_proj_bias, C_proj_bias, *norms))
+    if is_plain and N <= MAX_STATE and conv1d_weight.shape[2] <= MAX_CONV:
+        conv_bias, D, delta_bias = (A.new_zeros(D_inner) if t is None else t for t in (conv1d_bias, D, delta_bias))
+        weights = (conv1d_weight[:, 0], conv_bias, x_proj_weight, delta_proj_weight, delta_bias, A, D)
+        return mamba_inner(xz.mT, *(t[None] for t in weights), rule="mamba", reverse=(False,)).mT
+    x, z = xz.chunk(2, 1)
+    x = causal_conv1d_fn(x, conv1d_weight[:, 0], conv1d_bias, activation="silu")
+    rows = F.linear(x.mT, x_proj_weight)
+    of_input = [rows[..., R : R + N] if B is None else None, rows[..., -N:] if C is None else None, rows[..., :R]]
+    biases = (B_proj_bias, C_proj_bias, None)
+    of_input = [t if t is None or bias is None else t + bias for t, bias in zip(of_input, biases)]
+    k, q, dt = (t if t is None or w is None else rms_norm(t, w, b_c_dt_rms_eps) for t, w in zip(of_input, norms))
+    keys = (k.mT if B is None else B, q.mT if C is None else C)
+    return selective_scan_fn(x, F.linear(dt, delta_proj_weight).mT, A, *keys, D, z, delta_bias, delta_softplus)
+
+
+def mamba_inner_fn(
+    xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, *others, **options
+) -> Tensor:
+    """`mamba_ssm`'s: `mamba_inner_fn_no_out_proj`, then its output projection (dim, D), (dim,): (batch, L, dim)."""
+    weights = (conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight)
+    return F.linear(mamba_inner_fn_no_out_proj(xz, *weights, *others, **options).mT, out_proj_weight, out_proj_bias)
+
+
+def bimamba_inner_fn(
+    xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, A_b, B=None,
+    C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True
+) -> Tensor:  # fmt: skip
+    """Vim's `mamba_inner_fn` in two directions, added, which share the weights but decay rates A and A_b."""
+    check("bimamba_inner_fn", xz=(xz, (None,) * 3), A=(A, (None, None)), A_b=(A_b, A.shape))
+    if not delta_softplus or A.shape[1] > MAX_STATE or any(t is not None for t in (B, C, B_proj_bias, C_proj_bias)):
+        raise NotImplementedError(f"bimamba_inner_fn: expected softplus, N up to {MAX_STATE}, B, C and biases None")
+    R, N = delta_proj_weight.shape[1], A.shape[1]
+    x, z = xz.chunk(2, 1)
+    x = causal_conv1d_fn(x, conv1d_weight[:, 0], conv1d_bias, activation="silu").mT
+    dt, keys, queries = F.linear(x, x_proj_weight).split((R, N, N), -1)
+    both = [t.expand(2, *t.shape) for t in (x, F.linear(dt, delta_proj_weight), keys, queries)]
+    D, delta_bias = (None if t is None else t.expand(2, -1) for t in (D, delta_bias))
+    options: dict[str, Any] = dict(rule="mamba", reverse=(False, True), reduce="mean")
+    with without_autocast(x):
+        y = scan(*both, z=z.mT, A=torch.stack([A, A_b]), D=D, dt_bias=delta_bias, **options)
+    return F.linear(2 * y, out_proj_weight, out_proj_bias)
+
+
+class Mamba(nn.Module):
+    """`mamba_ssm.modules.mamba_simple.Mamba` with its names of parameters, and those of its forks.
+
+    Args:
+        d_model: width of the tokens, (batch, L, d_model), by `expand` D. d_state: N. d_conv: K. dt_rank: R.
+        dt_min, dt_max, dt_init, dt_scale, dt_init_floor: of the initial steps. conv_bias, bias: whether there are any.
+        bimamba_type: "none", "v1" (`bimamba_inner_fn`) or "v2", weights for each direction (VideoMamba: `bimamba`).
+        if_divide_out: whether the sum of "v2" is halved (LocalMamba: `if_devide_out`).
+        init_layer_scale: initial value of `gamma`, which multiplies the result. Default: none.
+        use_fast_path, layer_idx: change nothing.
+    """
+
+    def __init__(
+        self, d_model, d_state=16, d_conv=4, expand=2, dt_rank="auto", dt_min=0.001, dt_max=0.1, dt_init="random",
+        dt_scale=1.0, dt_init_floor=1e-4, conv_bias=True, bias=False, use_fast_path=True, layer_idx=None, device=None,
+        dtype=None, bimamba_type="none", if_divide_out=False, init_layer_scale=None, *, if_devide_out=False,
+        bimamba=False
+    ):  # fmt: skip
+        super().__init__()
+        self.bimamba_type = "v2" if bimamba else bimamba_type or "none"
+        if self.bimamba_type not in ("none", "v1", "v2") or dt_init not in ("random", "constant"):
+            raise NotImplementedError(f"Mamba: bimamba_type is {bimamba_type!r} and dt_init {dt_init!r}")
+        self.d_model, self.d_state, self.d_conv, self.expand = d_model, d_state, d_conv, expand
+        self.dt_rank = R = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
+        self.d_inner = D = int(expand * d_model)
+        self.layer_idx, self.if_divide_out = layer_idx, if_divide_out or if_devide_out
+        where: dict[str, Any] = dict(device=device, dtype=dtype)
+        self.gamma = None if init_layer_scale is None else nn.Parameter(torch.full((d_model,), float(init_layer_scale)))
+        self.in_proj = nn.Linear(d_model, 2 * D, bias=bias, **where)
+        for suffix in ("", "_b") if self.bimamba_type == "v2" else ("",):
+            conv1d = nn.Conv1d(D, D, d_conv, padding=d_conv - 1, groups=D, bias=conv_bias, **where)
+            x_proj, dt_proj = nn.Linear(D, R + 2 * d_state, bias=False, **where), nn.Linear(R, D, **where)
+            with torch.no_grad():
+                spread = R**-0.5 * dt_scale
+                dt_proj.weight.fill_(spread) if dt_init == "constant" else dt_proj.weight.uniform_(-spread, spread)
+                dt_proj.bias.copy_(initial_steps(D, dt_min, dt_max, dt_init_floor, device))
+            dt_proj.bias._no_reinit = True
+            skip = without_decay(torch.ones(D, device=device))
+            for name, part in dict(conv1d=conv1d, x_proj=x_proj, dt_proj=dt_proj, D=skip).items():
+                setattr(self, name + suffix, part)
+        for name in ("A_log",) if self.bimamba_type == "none" else ("A_log", "A_b_log"):
+            rates = torch.arange(1, d_state + 1, dtype=torch.float32, device=device).log()
+            setattr(self, name, without_decay(rates.repeat(D, 1)))
+        self.out_proj = nn.Linear(D, d_model, bias=bias, **where)
+
+    def forward(self, hidden_states: Tensor, inference_params: Any = None, T: int = 1) -> Tensor:
+        """Mixes tokens, (batch, L, d_model). T changes nothing. `inference_params` (generation) must be None."""
+        if inference_params is not None:
+            raise NotImplementedError(
+                "Mamba: inference_params is given, but generation token by token is not supported"
+            )
+        xz, A = self.in_proj(hidden_states), [-torch.exp(self.A_log.float())]
+        if self.bimamba_type != "none":
+            A.append(-torch.exp(self.A_b_log.float()))
+        conv, conv_bias, x_proj, dt_proj, dt_bias, D = self._weights("")
+        if self.bimamba_type == "v2":
+            weights = [torch.stack(pair) for pair in zip(self._weights(""), self._weights("_b"))]
+            y = mamba_inner(xz, weights[0][:, :, 0], *weights[1:5], torch.stack(A), weights[5], rule="mamba")
+            out = self.out_proj(y if self.if_divide_out else 2 * y)
+        else:
+            function = bimamba_inner_fn if self.bimamba_type == "v1" else mamba_inner_fn
+            weights = (conv, conv_bias, x_proj, dt_proj, self.out_proj.weight, self.out_proj.bias)
+            out = function(xz.mT, *weights, *A, D=D, delta_bias=dt_bias)
+        return out if self.gamma is None else out * self.gamma
+
+    def _weights(self, suffix: str) -> list[Tensor]:
+        conv, x_proj, dt_proj = (getattr(self, name + suffix) for name in ("conv1d", "x_proj", "dt_proj"))
+        conv_bias = conv.weight.new_zeros(self.d_inner) if conv.bias is None else conv.bias
+        D = getattr(self, "D" + suffix).float()
+        return [conv.weight, conv_bias, x_proj.weight, dt_proj.weight, dt_proj.bias.float(), D]
+
+
+def initial_steps(size: int, least: float, most: float, floor: float, device: Any = None) -> Tensor:
+    """Biases of dt whose softplus is between `least` and `most`, uniform in its logarithm."""
+    dt = torch.exp(torch.rand(size, device=device) * math.log(most / least) + math.log(least)).clamp(min=floor)
+    return dt + torch.log(-torch.expm1(-dt))
+
+
+def without_decay(value: Tensor) -> nn.Parameter:
+    """A parameter that public code knows to leave without weight decay."""
+    parameter = nn.Parameter(value)
+    parameter._no_weight_decay = True
+    return parameter
+
+
+class Block(nn.Module):
+    """`mamba_ssm.modules.mamba_simple.Block`: adds the residual, norms, mixes; norm and mixer are made from `dim`."""
+
+    def __init__(self, dim, mixer_cls, norm_cls=nn.LayerNorm, fused_add_norm=False, residual_in_fp32=False):
+        super().__init__()
+        self.residual_in_fp32, self.fused_add_norm = residual_in_fp32, fused_add_norm
+        self.mixer, self.norm = mixer_cls(dim), norm_cls(dim)
+
+    def forward(self, hidden_states: Tensor, residual: Tensor | None = None, inference_params: Any = None) -> tuple:
+        """Returns the mixed tokens and the residual for the next block, both (batch, L, dim)."""
+        norm, is_rms = self.norm, isinstance(self.norm, RMSNorm)
+        options = dict(prenorm=True, residual_in_fp32=self.residual_in_fp32, is_rms_norm=is_rms)
+        tokens, residual = layer_norm_fn(hidden_states, norm.weight, norm.bias, residual, eps=norm.eps, **options)
+        return self.mixer(tokens, inference_params=inference_params), residual
