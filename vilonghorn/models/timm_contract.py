@@ -39,6 +39,8 @@ class Backbone(nn.Module):
         num_classes: int
         global_pool: str
         num_prefix_tokens: int
+        forward_features: Callable[..., Tensor]
+        forward_head: Callable[..., Tensor]
 
     @torch.jit.ignore
     def init_weights(self, needs_reset: bool = True) -> None:
@@ -71,6 +73,10 @@ class Backbone(nn.Module):
         for module in self.modules():
             if hasattr(module, "grad_checkpointing"):
                 module.grad_checkpointing = enable  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to (B, num_classes) logits."""
+        return self.forward_head(self.forward_features(x))
 
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
@@ -155,28 +161,12 @@ Model = TypeVar("Model", bound=Backbone)
 
 
 def build_backbone(
-    model_cls: type[Model],
-    variant: str,
-    pretrained: bool,
-    kwargs: dict[str, Any],
-    filter_fn: Callable[..., dict[str, Tensor]],
-    out_indices: int | None,
+    model_cls: type[Model], filter_fn: Callable, out_indices: int | None, variant: str, pretrained: bool, kwargs: dict
 ) -> Model:
-    """Builds a registered model, or its feature extractor with `features_only=True`.
+    """Builds a registered model, or with `features_only=True` its feature extractor of the last `out_indices` maps.
 
-    Args:
-        model_cls: class of the model.
-        variant: registered name.
-        pretrained: load the registered weights, or those that a configuration in `kwargs` names.
-        kwargs: arguments of timm's builder and of the model.
-        filter_fn: adapts a checkpoint to the model: (checkpoint, model, with_head) to a state dict.
-        out_indices: feature maps of an extractor, the last n; None for all.
-
-    Raises:
-        RuntimeError: `pretrained` where neither the registry nor the call names weights.
-        TypeError: an argument that the model does not have.
-        ValueError: weights that do not fit the model or are damaged, an `output_stride` other than 32, or another
-            `feature_cls` than "getter".
+    `filter_fn` adapts a checkpoint: (checkpoint, model, with_head) to a state dict. `kwargs` are of timm's builder and
+    of the model. Weights that are damaged or do not fit are a ValueError.
     """
     if (output_stride := kwargs.pop("output_stride", 32)) != 32:
         raise ValueError(

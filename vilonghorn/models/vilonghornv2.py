@@ -8,6 +8,7 @@ and 16, and scans from stride 8 on.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -195,6 +196,8 @@ class VisionLonghorn(Backbone):
         self.mask_token = nn.Parameter(torch.empty(1, 1, 1, embed_dims[0], **dd)) if mask_token else None
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         branches = sum(depth * (2 if ratio else 1) for depth, ratio in zip(depths, mlp_ratios))
+        options: dict[str, Any] = dict(norm_layer=norm_layer, d_state=d_state, d_conv=d_conv, expand=expand)
+        options |= dict(num_branches=branches, **dd)
         num_scans, stages = 0, []
         for i, (dim, depth) in enumerate(zip(embed_dims, depths)):
             blocks = []
@@ -203,19 +206,7 @@ class VisionLonghorn(Backbone):
                 if i >= num_conv_stages:
                     mixer = dict(rule=rule, reverse=reverse[num_scans % len(reverse)], num_heads=num_heads[i])
                     num_scans += 1
-                block = Block(
-                    dim,
-                    drop_path=rates[i][j],
-                    mlp_ratio=mlp_ratios[i],
-                    norm_layer=norm_layer,
-                    d_state=d_state,
-                    d_conv=d_conv,
-                    expand=expand,
-                    num_branches=branches,
-                    **mixer,
-                    **dd,
-                )
-                blocks.append(block)
+                blocks.append(Block(dim, drop_path=rates[i][j], mlp_ratio=mlp_ratios[i], **mixer, **options))
             downsample = Downsample(embed_dims[i - 1], dim, norm_layer, **dd) if i else nn.Identity()
             stages.append(Stage(downsample, blocks, residual_in_fp32))
         self.stages = nn.Sequential(*stages)
@@ -389,10 +380,6 @@ class VisionLonghorn(Backbone):
             x = (to_fp32(x).sum([2, 3], keepdim=True) / valid.sum([2, 3], keepdim=True).clamp(min=1)).to(x.dtype)
         return self.head(x, pre_logits=pre_logits)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to (B, num_classes) logits."""
-        return self.forward_head(self.forward_features(x))
-
 
 def checkpoint_filter_fn(
     state_dict: dict[str, Any], model: VisionLonghorn, with_head: bool = True
@@ -419,24 +406,19 @@ SMALL = dict(embed_dims=(80, 160, 512, 1024), depths=(3, 3, 5, 2), num_heads=(No
 BASE = dict(embed_dims=(128, 256, 768, 1536), depths=(3, 4, 10, 3), num_heads=(None, None, 12, 24))
 
 
-def _cfg(**entries: Any) -> dict[str, Any]:
-    """Configuration of a model for ImageNet-1k at 224 px, timm's default (`PretrainedCfg`), updated by `entries`."""
-    ours = dict(pool_size=(7, 7), fixed_input_size=False, first_conv="stem.conv1", classifier="head.fc")
-    return ours | dict(license="apache-2.0") | entries
-
-
+# Entries of a configuration for ImageNet-1k at 224 px, the default of timm's `PretrainedCfg`.
+CFG = dict(
+    pool_size=(7, 7), fixed_input_size=False, first_conv="stem.conv1", classifier="head.fc", license="apache-2.0"
+)
 default_cfgs = generate_default_cfgs(
     {
-        "vilonghornv2_nano.icons480": _cfg(**icons_cfg("vilonghornv2_nano"), pool_size=(4, 4)),
-        "vilonghornv2_tiny": _cfg(),
-        "vilonghornv2_small": _cfg(),
-        "vilonghornv2_base": _cfg(),
+        "vilonghornv2_nano.icons480": CFG | icons_cfg("vilonghornv2_nano") | dict(pool_size=(4, 4)),
+        "vilonghornv2_tiny": CFG,
+        "vilonghornv2_small": CFG,
+        "vilonghornv2_base": CFG,
     }
 )
-
-
-def _create_vilonghornv2(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> VisionLonghorn:
-    return build_backbone(VisionLonghorn, variant, pretrained, kwargs, checkpoint_filter_fn, out_indices=None)
+_create_vilonghornv2 = partial(build_backbone, VisionLonghorn, checkpoint_filter_fn, None)  # with maps of all stages
 
 
 @register_model

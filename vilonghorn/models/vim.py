@@ -6,8 +6,10 @@ with the state update of Longhorn (Liu et al., arXiv 2407.14207): the diagonal u
 directions that share their projections. `*_patch8` has patches of 8 pixels. Keywords give other combinations.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -163,46 +165,21 @@ class VisionSSM(Backbone):
         self.dynamic_img_size = dynamic_img_size
         self.grad_checkpointing = False
 
-        self.patch_embed = PatchEmbed(
-            img_size,
-            patch_size,
-            stride,
-            in_chans=in_chans,
-            embed_dim=embed_dim,
-            strict_img_size=not dynamic_img_size,
-            dynamic_img_pad=dynamic_img_pad,
-            **dd,
-        )
+        sizes = dict(strict_img_size=not dynamic_img_size, dynamic_img_pad=dynamic_img_pad)
+        self.patch_embed = PatchEmbed(img_size, patch_size, stride, in_chans, embed_dim, **sizes, **dd)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
         self.mask_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd)) if mask_token else None
-        if pos_embed == "learn":
-            self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim, **dd))
-        else:
-            self.register_parameter("pos_embed", None)
+        positions = torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim, **dd)
+        self.pos_embed = nn.Parameter(positions) if pos_embed == "learn" else None
         self.pos_drop = nn.Dropout(pos_drop_rate)
 
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)
-        in_turn: Any = reverse if nested else [reverse]
         rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
-        blocks = [
-            Block(
-                embed_dim,
-                drop_path=rate,
-                mlp_ratio=mlp_ratio,
-                norm_layer=norm_layer,
-                rule=rule,
-                reverse=in_turn[i % len(in_turn)],
-                shared_directions=shared_directions,
-                num_heads=num_heads,
-                d_state=d_state,
-                d_conv=d_conv,
-                dt_rank=dt_rank,
-                expand=expand,
-                num_branches=2 * depth if mlp_ratio else depth,
-                **dd,
-            )
-            for i, rate in enumerate(rates)
-        ]
+        options: dict[str, Any] = dict(mlp_ratio=mlp_ratio, norm_layer=norm_layer, rule=rule, num_heads=num_heads)
+        options |= dict(shared_directions=shared_directions, d_state=d_state, d_conv=d_conv, dt_rank=dt_rank)
+        options |= dict(expand=expand, num_branches=2 * depth if mlp_ratio else depth, **dd)
+        directions = itertools.cycle(reverse if nested else [reverse])
+        blocks = [Block(embed_dim, drop_path=rate, reverse=flags, **options) for rate, flags in zip(rates, directions)]
         self.blocks: nn.Sequential = Blocks(*blocks)
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=reduction) for i in range(depth)]
@@ -372,10 +349,6 @@ class VisionSSM(Backbone):
         x = self.head_drop(global_pool_nlc(x, self.global_pool, num_prefix_tokens=1))
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to (B, num_classes) logits."""
-        return self.forward_head(self.forward_features(x))
-
 
 LONGHORN = ("longhorn", "longhorn_exact")  # rules with the gate of the derivation in `from_mamba`
 CHANGES = "of Mamba's rule, B is k, C is q and the step is log(1 / (1 - beta)); A_log is left"
@@ -498,36 +471,31 @@ EXACT = dict(rule="longhorn_exact")
 SHARED = dict(shared_directions=True)
 
 
-def _cfg(**entries: Any) -> dict[str, Any]:
-    """Configuration of a model for ImageNet-1k at 224 px, timm's default (`PretrainedCfg`), updated by `entries`."""
-    ours = dict(fixed_input_size=True, first_conv="patch_embed.proj", classifier="head", license="apache-2.0")
-    return ours | entries
+# Entries of a configuration for ImageNet-1k at 224 px, the default of timm's `PretrainedCfg`.
+CFG = dict(fixed_input_size=True, first_conv="patch_embed.proj", classifier="head", license="apache-2.0")
 
 
 def _hub_cfg(repository: str, file: str) -> dict[str, Any]:
     """Configuration of weights that Vim's authors publish on the Hugging Face Hub."""
     page = f"https://huggingface.co/{repository}"
-    return _cfg(hf_hub_id=repository, hf_hub_filename=file, origin_url=page, paper_ids="arXiv:2401.09417")
+    return CFG | dict(hf_hub_id=repository, hf_hub_filename=file, origin_url=page, paper_ids="arXiv:2401.09417")
 
 
 NO_WEIGHTS = ["vim_nano", "vilonghorn_base"]
 NO_WEIGHTS += [f"vilonghorn_{size}{form}" for size in ("nano", "tiny", "small") for form in ("", "_exact", "_shared")]
 default_cfgs = generate_default_cfgs(
     {
-        **{name: _cfg() for name in NO_WEIGHTS},
+        **{name: CFG for name in NO_WEIGHTS},
         "vim_tiny.in1k": _hub_cfg("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
         "vim_small.in1k": _hub_cfg("hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth"),
         "vim_base.in1k": _hub_cfg("hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
         "vim_tiny_stride8.in1k": _hub_cfg("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
-        "vim_nano_patch8.icons480": _cfg(**icons_cfg("vim_nano_patch8")),
-        "vilonghorn_nano_patch8.icons480": _cfg(**icons_cfg("vilonghorn_nano_patch8")),
-        "vilonghorn_nano_exact_patch8.icons480": _cfg(**icons_cfg("vilonghorn_nano_exact_patch8")),
+        "vim_nano_patch8.icons480": CFG | icons_cfg("vim_nano_patch8"),
+        "vilonghorn_nano_patch8.icons480": CFG | icons_cfg("vilonghorn_nano_patch8"),
+        "vilonghorn_nano_exact_patch8.icons480": CFG | icons_cfg("vilonghorn_nano_exact_patch8"),
     }
 )
-
-
-def _create_vision_ssm(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> VisionSSM:
-    return build_backbone(VisionSSM, variant, pretrained, kwargs, checkpoint_filter_fn, out_indices=3)
+_create_vision_ssm = partial(build_backbone, VisionSSM, checkpoint_filter_fn, 3)  # an extractor has three blocks
 
 
 @register_model
