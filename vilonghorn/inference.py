@@ -87,10 +87,7 @@ class LoadedModel:
 
 
 def load(
-    name: str | Path,
-    checkpoint: str | None = None,
-    model_kwargs: dict[str, Any] | None = None,
-    device: str = "auto",
+    name: str | Path, checkpoint: str | None = None, model_kwargs: dict[str, Any] | None = None, device: str = "auto"
 ) -> LoadedModel:
     """Loads a classifier with its preprocessing and class names.
 

@@ -1,22 +1,18 @@
 """The exact rule as onnxruntime's operator LinearAttention, in files of `--to onnx`."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from ..layers.exportable import ExportableMixer, make_exportable
+from ..layers.exportable import ExportableMixer, make_exportable, replace_classes
 from ..ops.arguments import ScanArguments
+from ..ops.exportable import scan_exportable
 from ..ops.rules import RULES
 from ..ops.scan_order import flip_reversed
 
 SCANS = ("attention", "standard")
 RULE, DOMAIN = "longhorn_exact", "com.microsoft"
 RUNTIME = (1, 30)  # the first onnxruntime that has the operator
-NEEDS = (
-    "onnxruntime 1.30 or later, for its operator LinearAttention; files of --scan standard run with other runtimes of "
-    "ONNX, too"
-)
+NEEDS = "onnxruntime 1.30 or later, for its operator LinearAttention; files of --scan standard run with others, too"
 
 
 def linear_attention(args: ScanArguments) -> Tensor:
@@ -28,7 +24,7 @@ def linear_attention(args: ScanArguments) -> Tensor:
     G, B, L, width = args.x.shape
     query, key, value, beta = (t.flatten(0, 1) for t in tokens)
     heads, N = dt.shape[-1], args.k.shape[-1]
-    attrs: dict[str, Any] = dict(update_rule="delta", q_num_heads=1, kv_num_heads=heads, scale=1.0)
+    attrs = dict(update_rule="delta", q_num_heads=1, kv_num_heads=heads, scale=1.0)
     y, _ = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::LinearAttention",
         (query, key, value, None, None, beta),
@@ -43,17 +39,14 @@ def linear_attention(args: ScanArguments) -> Tensor:
 
 
 class AttentionMixer(ExportableMixer):
-    """A mixer whose scan is `linear_attention`."""
+    """A mixer whose scan, of the exact rule, is `linear_attention`."""
 
-    scan_function = staticmethod(linear_attention)
+    scan_function = staticmethod(lambda args: (linear_attention if args.rule == RULE else scan_exportable)(args))
 
 
 def use_attention(model: nn.Module) -> nn.Module:
     """Replaces the classes of norms and mixers in a model, in place, and returns it."""
-    for module in make_exportable(model).modules():
-        if type(module) is ExportableMixer and module.rule == RULE:
-            module.__class__ = AttentionMixer
-    return model
+    return replace_classes(make_exportable(model), {ExportableMixer: AttentionMixer})
 
 
 def check_runtime() -> None:
@@ -61,7 +54,5 @@ def check_runtime() -> None:
     import onnxruntime
 
     if tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) < RUNTIME:
-        raise ImportError(
-            f"--scan attention needs onnxruntime {'.'.join(map(str, RUNTIME))} or later to check the file, found "
-            f"{onnxruntime.__version__}: install a later one, or export with --scan standard"
-        )
+        needs = f"onnxruntime {'.'.join(map(str, RUNTIME))} or later to check the file, found {onnxruntime.__version__}"
+        raise ImportError(f"--scan attention needs {needs}: install a later one, or export with --scan standard")

@@ -2,12 +2,15 @@
 
 import inspect
 import json
+import zipfile
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
+from io import BytesIO
+from pathlib import Path, PurePosixPath
 from string import Template
 from typing import NamedTuple
 
+import torch
 from torch.export import ExportedProgram
 
 from ..data import image_file
@@ -16,7 +19,6 @@ from . import run_exported
 from .native import ort_library
 from .onnx_file import read_onnx, write_onnx, write_ort
 from .precision import PRECISIONS
-from .pt2_file import read_pt2, write_pt2
 
 SCRIPT = Path(__file__).with_name("script.py.txt")
 MARK = b"# Written by vilonghorn export"  # its first words
@@ -62,6 +64,22 @@ class Format(NamedTuple):
             remedy = f"run: pip install {' '.join(self.packages)}"
             raise ImportError(f"{self.title} needs {error.name}; {remedy}") from error
         self.libraries()
+
+
+def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
+    """Writes the graph and the weights as a file of torch.export."""
+    # torch has no public way to leave guards out: those about strides would refuse a batch of one. Whole patches stay.
+    program._guards_code = [guard for guard in program._guards_code if guard.endswith("== 0")]
+    buffer = BytesIO()  # torch.export.save to a file hides why it cannot be written
+    torch.export.save(program, buffer, extra_files=metadata)
+    path.write_bytes(buffer.getvalue())
+
+
+def read_pt2(path: Path) -> dict[str, str]:
+    """The metadata of a file of torch.export. Nothing is unpickled."""
+    with zipfile.ZipFile(path) as archive:
+        entries = [PurePosixPath(name) for name in archive.namelist()]
+        return {entry.name: archive.read(str(entry)).decode() for entry in entries if entry.parent.name == "extra"}
 
 
 ONNX = dict(read=read_onnx, load=run_exported.load_onnx, packages=ONNX_PACKAGES, precisions=PRECISIONS)

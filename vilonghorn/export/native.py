@@ -28,10 +28,8 @@ def ort_library() -> Path:
     """Returns the shared library that files of `--to ort` need.
 
     Python registers it by `SessionOptions.register_custom_ops_library(str(ort_library()))`, C and C++ by
-    `RegisterCustomOpsLibrary_V2`. It needs neither Python nor torch.
-
-    Raises:
-        FileNotFoundError: vilonghorn was installed without its native library; the message says how to build it.
+    `RegisterCustomOpsLibrary_V2`. It needs neither Python nor torch. Raises FileNotFoundError if vilonghorn was
+    installed without its native library; the message says how to build it.
     """
     if (reason := cpu.unavailable("cpu")) is not None:
         raise FileNotFoundError(f"the library that runs exported blocks is missing: {reason}")
@@ -54,11 +52,10 @@ class NativeMixer(ExportableMixer):
 
 def use_operators(model: nn.Module) -> nn.Module:
     """Replaces the classes of blocks and mixers in a model, in place, and returns it. A norm is an operator already."""
-    blocks = [module for module in model.modules() if type(module) is Block and fast_block.is_one_operator(module)]
-    replace_classes(model, {Mixer: NativeMixer})
-    for block in blocks:
-        block.__class__ = NativeBlock
-    return model
+    for module in model.modules():
+        if type(module) is Block and fast_block.is_one_operator(module):
+            module.__class__ = NativeBlock
+    return replace_classes(model, {Mixer: NativeMixer})
 
 
 def int8_layers(model: nn.Module) -> list[str]:
@@ -70,9 +67,8 @@ def int8_layers(model: nn.Module) -> list[str]:
 
 def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], **attrs: Any) -> Tensor:
     attrs |= dict(interface=INTERFACE, version=__version__)
-    return torch.onnx.ops.symbolic(
-        f"{DOMAIN}::{op}", inputs, attrs, dtype=torch.float32, shape=shape, version=OPSET_VERSION
-    )
+    options = dict(dtype=torch.float32, shape=shape, version=OPSET_VERSION)
+    return torch.onnx.ops.symbolic(f"{DOMAIN}::{op}", inputs, attrs, **options)
 
 
 def _block(*flat: Any) -> tuple[Tensor, ...]:

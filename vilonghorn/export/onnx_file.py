@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.export import ExportedProgram
 
@@ -32,9 +31,9 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
         sizes = (re.sub(r"s\d+", lambda found: symbols.get(found[0], found[0]), str(size)) for size in value.shape)
         value.shape = type(value.shape)([int(size) if size.isdecimal() else size for size in sizes])
     ClearMetadataAndDocStringPass()(onnx.model)  # of each node: stack traces of the exporter
-    _split_layers(onnx.model.graph)
-    _refuse_part_patches(onnx.model.graph, *_image_sides(program))
-    onnx.model.metadata_props.update(metadata | {"quantize_exclude": json.dumps(_not_quantized(onnx.model.graph))})
+    _refuse_part_patches(onnx.model.graph, program)
+    excluded = [node.name for node in onnx.model.graph if not _is_layer(node)]
+    onnx.model.metadata_props.update(metadata | {"quantize_exclude": json.dumps(excluded)})
     onnx.save(path, external_data=False)
 
 
@@ -53,51 +52,24 @@ def read_onnx(path: Path) -> dict[str, str]:
     return entries | {"opset": str(opset)}
 
 
-def _split_layers(graph: Any) -> None:
-    """Makes a linear layer whose outputs are split two layers: onnxruntime copies what it splits."""
-    import onnx_ir as ir
-
-    for split in [node for node in graph if node.op_type == "Split" and "num_outputs" in node.attributes]:
-        layer = split.inputs[0].producer()
-        weight = layer.inputs[1] if layer is not None and layer.op_type == "MatMul" else None
-        if weight is None or weight.const_value is None or len(weight.uses()) > 1 or len(split.inputs[0].uses()) > 1:
-            continue
-        parts, layers, tape = weight.const_value.numpy(), [], ir.tape.Tape(graph)
-        for i, part in enumerate(np.split(parts, len(split.outputs), axis=1)):
-            value = tape.initializer(ir.tensor(np.ascontiguousarray(part)), f"{weight.name}_part_{i}")
-            layers.append(ir.node("MatMul", [layer.inputs[0], value], name=f"{layer.name}_part_{i}"))
-        new = [node.outputs[0] for node in layers]
-        ir.convenience.replace_nodes_and_values(graph, layer, [split, layer], layers, split.outputs, new)
-        graph.initializers.pop(weight.name)
+def _is_layer(node: Any) -> bool:
+    """Whether a node is a convolution or a linear layer: all others lose accuracy in int8."""
+    weight = node.inputs[1].const_value if node.op_type in ("Conv", "Gemm", "MatMul") else None
+    return weight is not None and (node.op_type != "MatMul" or len(weight.shape) == 2)
 
 
-def _not_quantized(graph: Any) -> list[str]:
-    """Names of the nodes that lose accuracy in int8: all but convolutions and linear layers."""
-
-    def is_layer(node: Any) -> bool:
-        weight = node.inputs[1].const_value if node.op_type in ("Conv", "Gemm", "MatMul") else None
-        return weight is not None and (node.op_type != "MatMul" or len(weight.shape) == 2)
-
-    return [node.name for node in graph if not is_layer(node)]
-
-
-def _image_sides(program: ExportedProgram) -> list[tuple[int, int]]:
-    """(a, b) for height and for width of an image, which is a n + b pixels for any n."""
-    [name] = program.graph_signature.user_inputs
-    images = next(node for node in program.graph.nodes if node.name == name)
-    _, _, *sizes = images.meta["val"].shape
-    sides = [size.node.expr for size in sizes]
-    return [(int(side.diff(*side.free_symbols)), int(side.subs({s: 0 for s in side.free_symbols}))) for side in sides]
-
-
-def _refuse_part_patches(graph: Any, *sides: tuple[int, int]) -> None:
+def _refuse_part_patches(graph: Any, program: ExportedProgram) -> None:
     """Lets a runtime refuse images that are no whole number of patches, which a convolution would crop.
 
     ONNX has no assertion: the image is reshaped to the next size that fits, which fails unless that is its own.
     """
     import onnx_ir as ir
 
-    [images], tape, (steps, rests) = graph.inputs, ir.tape.Tape(), zip(*sides)
+    [name], [images], tape = program.graph_signature.user_inputs, graph.inputs, ir.tape.Tape()
+    _, _, *sizes = next(node for node in program.graph.nodes if node.name == name).meta["val"].shape
+    sides = [size.node.expr for size in sizes]  # each is step * n + rest pixels for any n
+    steps = [int(side.diff(*side.free_symbols)) for side in sides]
+    rests = [int(side.subs({symbol: 0 for symbol in side.free_symbols})) for side in sides]
     uses = list(images.uses())
     size = tape.op("Shape", [images])
     over = tape.op("Sub", [tape.initializer(ir.tensor([0, 0, *rests]), "image_rests"), size])

@@ -36,10 +36,8 @@ def stored_weights(model: nn.Module, precision: str) -> dict[str, tuple[Tensor, 
     if precision == "fp16":
         stored = {name: (parameter.half(),) for name, parameter in model.named_parameters()}
         if too_large := [name for name, (short,) in stored.items() if not short.isfinite().all()]:
-            raise ValueError(
-                f"--precision fp16: {too_large[0]} contains values that are infinite in float16 (above 65504); "
-                "export with --precision fp32 or int8"
-            )
+            problem = f"{too_large[0]} contains values that are infinite in float16 (above 65504)"
+            raise ValueError(f"--precision fp16: {problem}; export with --precision fp32 or int8")
         return stored
     stored = {}
     for prefix, module in model.named_modules() if precision == "int8" else ():

@@ -80,10 +80,8 @@ def export(
 def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE) -> Errors:
     """Compares a file with the model, in a process that cannot import this library.
 
-    The images have the model's own size and a wider one, in batches of BATCH_SIZES.
-
-    Raises:
-        VerificationError: the file does not run, or an error is not below `tolerance`.
+    The images have the model's own size and a wider one, in batches of BATCH_SIZES. Raises VerificationError if the
+    file does not run, or an error is not below `tolerance`.
     """
     generator = torch.Generator().manual_seed(0)
     least, net = min_grid(model), backbone(model)
@@ -102,10 +100,8 @@ def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE
     errors = [(tuple(batch.shape), max_error(actual, model(batch))) for batch, actual in pairs]
     shape, worst = max(errors, key=lambda pair: pair[1])
     if worst >= tolerance:
-        raise VerificationError(
-            f"the exported file differs from the model by {worst:.1e} on images of shape {shape}, "
-            f"expected less than {tolerance:g}"
-        )
+        found = f"differs from the model by {worst:.1e} on images of shape {shape}, expected less than {tolerance:g}"
+        raise VerificationError(f"the exported file {found}")
     return errors
 
 

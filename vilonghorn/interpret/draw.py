@@ -19,26 +19,9 @@ from torch import Tensor
 from ..figures import cut_middle, fit_text
 from ..inference import LoadedModel
 from ..ops.rules import RULES
-from .maps import (
-    CLASS_TOKEN,
-    attention,
-    block_index,
-    blocks_of,
-    check_backbone,
-    grad_cam,
-    grid_of,
-    patch_token,
-    pca,
-    receptive_field,
-    to_map,
-)
+from .maps import attention, block_index, blocks_of, grad_cam, grid_of, patch_token, pca, receptive_field, to_map
 
-KINDS = {
-    "attention": "implicit attention",
-    "field": "receptive field",
-    "pca": "principal components",
-    "cam": "Grad-CAM",
-}
+KINDS = dict(attention="implicit attention", field="receptive field", pca="principal components", cam="Grad-CAM")
 COLORMAP = ListedColormap(matplotlib.colormaps["turbo"](np.linspace(0, 0.92, 256)))  # ends in red, not in black
 OPACITY = 0.65  # of the largest value of a map, and of the colours of pca
 COLUMNS = 3  # maps side by side
@@ -83,8 +66,7 @@ def make_sheet(
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, expected one of {', '.join(map(repr, KINDS))}")
     model, images, (_, H, W) = loaded.model, image[None].to(loaded.device), image.shape
-    check_backbone(model)
-    depth, reads_token = len(blocks_of(model)), model.global_pool == "token"
+    last, reads_token = block_index(model, -1), model.global_pool == "token"
     if blocks is not None:
         chosen = [block_index(model, block) for block in blocks]
     elif kind == "attention":
@@ -93,15 +75,14 @@ def make_sheet(
             raise ValueError("no block of the model scans, so there is no attention to draw: take field, pca or cam")
         chosen = [i for i in chosen if grid_of(model, images, i) == grid_of(model, images, chosen[0])]
     else:
-        chosen = [max(0, depth - 1 - (kind == "cam" and reads_token))]
+        chosen = [max(0, last - (kind == "cam" and reads_token))]
     grid = grid_of(model, images, chosen[0])
     whole = model.image_size(*grid, chosen[0])  # with padding
     padded = whole[0] / H, whole[1] / W
     if kind == "field" and patch is None:
         patch = (grid[0] // 2, grid[1] // 2)
-    tokens, reader, box = [CLASS_TOKEN], "the class token", None
-    if not reads_token:
-        tokens, reader = None, "the average of the patches"
+    tokens, reader = ([0], "the class token") if reads_token else (None, "the average of the patches")
+    box = None
     if patch is not None:
         tokens, reader = [patch_token(grid, *patch, bool(model.num_prefix_tokens))], f"patch {patch[0]},{patch[1]}"
         (dy, dx), (height, width) = model.patches(chosen[0])
@@ -120,7 +101,7 @@ def make_sheet(
         maps = maps / maps.sum((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
         title = f"Implicit attention: patches that {reader} reads"
         if blocks is None:
-            name = "all blocks" if len(chosen) == depth else f"blocks {chosen[0]} to {chosen[-1]}"
+            name = "all blocks" if len(chosen) == last + 1 else f"blocks {chosen[0]} to {chosen[-1]}"
             return Sheet(f"{title}, mean of {name}", {name: maps.mean(0)}, box, prediction, padded)
     elif kind == "field":
         if len({grid_of(model, images, b) for b in chosen}) > 1:
@@ -149,9 +130,7 @@ def view(loaded: LoadedModel, picture: Image.Image) -> Tensor:
 def draw(sheet: Sheet, picture: Tensor) -> Figure:
     """Draws maps of `make_sheet` over the image, the prediction above them. Each map is scaled to its own maximum.
 
-    Args:
-        sheet: the maps.
-        picture: the image (H, W, 3) in [0, 1], of `view` or `LoadedModel.denormalize`.
+    `picture`, (H, W, 3) in [0, 1], is of `view` or `LoadedModel.denormalize`.
     """
     height, width, _ = picture.shape
     columns = min(2 if len(sheet.maps) == 4 else COLUMNS, len(sheet.maps))
@@ -186,15 +165,9 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
 
 
 def overlay(picture: Tensor, values: Tensor, padded: tuple[float, float] = (1.0, 1.0)) -> Tensor:
-    """Lays a smooth map over an image; values of 0 leave the image as it is.
+    """Lays a smooth map over a picture, (H, W, 3) in [0, 1]; values of 0 leave it as it is.
 
-    Args:
-        picture: (H, W, 3) in [0, 1].
-        values: (h, w) from 0, coloured by COLORMAP; or (h, w, 3) colours in [0, 1].
-        padded: as in `Sheet`.
-
-    Returns:
-        (H, W, 3) in [0, 1].
+    `values` are (h, w) from 0, coloured by COLORMAP, or (h, w, 3) colours in [0, 1]; `padded` is as in `Sheet`.
     """
     values = values.detach().cpu().float()
     layers = values[None] if values.dim() == 2 else values.permute(2, 0, 1)

@@ -37,12 +37,16 @@ def blocks_of(model: Backbone) -> list[Block]:
 
 def grid_of(model: Backbone, images: Tensor, block: int = -1) -> tuple[int, int]:
     """Returns rows and columns of patches in a block for images (B, 3, H, W); raises errors as `check_backbone`."""
-    check_backbone(model)
-    return model.grid_size(tuple(images.shape[-2:]), block_index(model, block))
+    number = block_index(model, block)
+    return model.grid_size(tuple(images.shape[-2:]), number)
 
 
 def block_index(model: Backbone, block: int) -> int:
-    """Converts a block number from 0, or from -1 at the end, to one from 0; raises ValueError if there is none."""
+    """Converts a block number from 0, or from -1 at the end, to one from 0; raises ValueError if there is none.
+
+    Also raises errors as `check_backbone`.
+    """
+    check_backbone(model)
     depth = len(blocks_of(model))
     if not -depth <= block < depth:
         raise ValueError(f"block is {block}, expected {-depth} to {depth - 1}: the model has {depth} blocks")
@@ -64,7 +68,6 @@ def to_map(values: Tensor, grid: tuple[int, int]) -> Tensor:
 @torch.no_grad()
 def scans(model: Backbone, images: Tensor, blocks: Sequence[int]) -> list[ScanInputs]:
     """Returns the inputs of the scan of each block, in scan order; raises ValueError for a block without a scan."""
-    check_backbone(model)
     mixers = [blocks_of(model)[block_index(model, block)].mixer for block in blocks]
     found = {}
 
@@ -146,12 +149,11 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
     Raises:
         ValueError: unknown class, no classifier, or a block whose patches the scores do not depend on.
     """
-    check_backbone(model)
+    number = block_index(model, block)
     if model.num_classes == 0:
         raise ValueError("the model has no classifier (num_classes is 0), so there is no class to explain")
     if model.global_pool == "":
         raise ValueError("the model scores each token (global_pool is ''), so the image has no score to explain")
-    number = block_index(model, block)
     outputs = []
 
     def detach_output(module, inputs, output):
@@ -176,7 +178,6 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
 
 def _tokens_after(model: Backbone, images: Tensor, block: int) -> Tensor:
     """Returns a block's output, (B, L, C), class token first."""
-    check_backbone(model)
     outputs: list[Tensor] = []
     with blocks_of(model)[block_index(model, block)].register_forward_hook(lambda *call: outputs.append(call[2])):
         model.forward_features(images)

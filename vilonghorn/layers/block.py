@@ -67,14 +67,10 @@ class Block(nn.Module):
             nn.init.uniform_(self.mlp.fc2.weight, -bound, bound)  # type: ignore[union-attr, arg-type]
 
     def forward(self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None) -> Tensor:
-        """
-        Args:
-            x: residual stream, (B, L, dim), float32 even where the parameters are bfloat16 or float16.
-            grid: [rows, columns] of the patches, for mixers with a convolution over the grid.
-            valid: (B, L), True for the tokens that count. Default: all.
+        """Adds the branches to the residual stream x, (B, L, dim), float32 even where the parameters are shorter.
 
-        Returns:
-            The stream with the branches added, same shape and dtype.
+        `grid`: [rows, columns] of the patches, for mixers with a convolution over the grid. `valid`, (B, L), is True
+        for the tokens that count (default: all).
         """
         if valid is None and not torch.jit.is_scripting():
             y = fast_block.run(self, x, grid)  # the same in fewer calls, or None

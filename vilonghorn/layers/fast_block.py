@@ -14,13 +14,7 @@ import torch
 from timm.layers import DropPath, GluMlp
 from torch import Tensor, nn
 
-from ..ops._torch import (
-    autocast_dtype,
-    has_global_hooks,
-    is_tracing,
-    is_unchanged,
-    sees_no_operators,
-)
+from ..ops._torch import autocast_dtype, has_global_hooks, is_tracing, is_unchanged, sees_no_operators
 from ..ops.arguments import BlockArguments, MlpWeights, named_tensors, tensors
 from ..ops.backends import cpu, has_rule
 from ..ops.backends.bindings import BLOCK

@@ -106,9 +106,8 @@ class Mixer(nn.Module):
         limits = dict(d_state=MAX_STATE, d_conv=MAX_CONV)
         for name, size in sizes.items():
             if not isinstance(size, int) or not 1 <= size <= limits.get(name, size):
-                raise ValueError(
-                    f"{name} is {size!r}, expected an integer from 1 {f'to {limits[name]}' if name in limits else 'on'}"
-                )
+                end = f"to {limits[name]}" if name in limits else "on"
+                raise ValueError(f"{name} is {size!r}, expected an integer from 1 {end}")
         width = expand * dim
         heads = width if num_heads is None else num_heads
         if not isinstance(heads, int) or not 1 <= heads <= width or width % heads:
@@ -167,14 +166,9 @@ class Mixer(nn.Module):
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
     def forward(self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None) -> Tensor:
-        """
-        Args:
-            x: tokens, (B, L, dim).
-            grid: [rows, columns] of the patches, for a convolution over the grid.
-            valid: (B, L), True for the tokens that count, as in `vilonghorn.ops.mamba_inner`.
+        """Mixes tokens, (B, L, dim). `grid`: [rows, columns] of the patches, for a convolution over the grid.
 
-        Returns:
-            Mixed tokens, (B, L, dim).
+        `valid`, (B, L), is True for the tokens that count, as in `vilonghorn.ops.mamba_inner`.
         """
         if valid is None and not torch.jit.is_scripting():
             y = fast_mixer.run(self, x, grid)  # the same with fewer conversions under autocast, or None

@@ -5,16 +5,12 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.RMSNorm):
-    """`torch.nn.RMSNorm` over the last dimension, with a weight: the same parameters and arithmetic."""
+    """`torch.nn.RMSNorm` over the last dimension, of size `dim`, with a weight: the same parameters and arithmetic.
+
+    `eps` is added to the mean square.
+    """
 
     def __init__(self, dim: int, eps: float = 1e-5, device=None, dtype=None) -> None:
-        """
-        Args:
-            dim: size of the last dimension.
-            eps: added to the mean square.
-            device: of the weight.
-            dtype: of the weight.
-        """
         super().__init__(dim, eps=eps, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -58,14 +58,9 @@ class PatchEmbed(timm.layers.PatchEmbed):
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
-        """Changes image and patch size. Filters are resampled; a stride other than the patch size is kept.
+        """Changes image and patch size, in pixels (None: not); raises ValueError if they do not fit each other.
 
-        Args:
-            img_size: new height and width; None keeps the present ones.
-            patch_size: new patch height and width; None keeps the present ones.
-
-        Raises:
-            ValueError: sizes that do not fit each other.
+        Filters are resampled. A stride other than the patch size is kept.
         """
         patch = to_2tuple(patch_size or self.patch_size)
         stride = patch if self.stride == self.patch_size else self.stride
@@ -91,9 +86,8 @@ class PatchEmbed(timm.layers.PatchEmbed):
     def forward(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
         """(B, in_chans, H, W) images, zeroed where only `masked` patches, (B, h, w), are, to (B, M, embed_dim) tokens.
 
-        Raises:
-            AssertionError: another size than the model's, unless `strict_img_size` is False.
-            ValueError: a size that is not a whole number of patches.
+        Raises AssertionError for another size than the model's, unless `strict_img_size` is False; then ValueError for
+        one that is not a whole number of patches.
         """
         _, _, H, W = x.shape
         if self.strict_img_size:
@@ -115,10 +109,8 @@ def patch_mask(masked: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Checks which patches are masked, (B, h, w) = shape or (B, h * w), and returns it as booleans, (B, h, w)."""
     B, h, w = shape
     if masked.shape != shape and masked.shape != (B, h * w):
-        raise ValueError(
-            f"masked has shape {list(masked.shape)}, expected (B, h, w) = {list(shape)} or (B, h * w) = {[B, h * w]}: "
-            "one value a patch"
-        )
+        expected = f"expected (B, h, w) = {list(shape)} or (B, h * w) = {[B, h * w]}: one value a patch"
+        raise ValueError(f"masked has shape {list(masked.shape)}, {expected}")
     return masked.reshape(B, h, w).to(torch.bool)
 
 

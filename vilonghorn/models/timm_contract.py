@@ -11,7 +11,7 @@ from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from timm.layers import is_exportable, trunc_normal_
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from timm.models._features import FeatureGetterNet, feature_take_indices
-from torch import Tensor, nn
+from torch import nn
 
 from ..layers.exportable import make_exportable
 from .weights_file import check_file, keep_names_in_transformers
@@ -39,8 +39,6 @@ class Backbone(nn.Module):
         num_classes: int
         global_pool: str
         num_prefix_tokens: int
-        forward_features: Callable[..., Tensor]
-        forward_head: Callable[..., Tensor]
 
     @torch.jit.ignore
     def init_weights(self, needs_reset: bool = True) -> None:
@@ -74,23 +72,15 @@ class Backbone(nn.Module):
             if hasattr(module, "grad_checkpointing"):
                 module.grad_checkpointing = enable  # type: ignore[assignment]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to (B, num_classes) logits."""
-        return self.forward_head(self.forward_features(x))
-
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
         return self.get_submodule(self.classifier)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the head by a new one with the model's device, dtype and mode.
+        """Replaces the head by a new one with the model's device, dtype and mode; with 0 classes by none.
 
-        Args:
-            num_classes: classes of the new head; 0 for no head.
-            global_pool: new pooling; None keeps the present one.
-
-        Raises:
-            ValueError: an unknown pooling (of `VisionLonghorn` timm's AssertionError).
+        Without `global_pool` the pooling stays. Raises ValueError for an unknown one (`VisionLonghorn` timm's
+        AssertionError).
         """
         pool = self.global_pool if global_pool is None else global_pool
         self._make_head(num_classes, pool)
@@ -169,10 +159,9 @@ def build_backbone(
     of the model. Weights that are damaged or do not fit are a ValueError.
     """
     if (output_stride := kwargs.pop("output_stride", 32)) != 32:
-        raise ValueError(
-            f"output_stride is {output_stride}, expected 32: {variant} does not dilate its stages; take maps at "
-            "strides 4 to 32 of vilonghornv2_tiny, and a decoder of them, such as smp's Unet or UPerNet"
-        )
+        problem = f"output_stride is {output_stride}, expected 32: {variant} does not dilate its stages"
+        remedy = "take maps at strides 4 to 32 of vilonghornv2_tiny, and a decoder of them, such as UPerNet"
+        raise ValueError(f"{problem}; {remedy}")
     is_extractor = bool(kwargs.get("features_only"))
     if is_extractor:
         keep_names_in_transformers()
@@ -185,10 +174,10 @@ def build_backbone(
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
         if not (cfg.has_weights or cfg.state_dict):
-            raise RuntimeError(
-                f"no pretrained weights for {variant}: none are published yet. Use pretrained=False for random "
-                "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
+            remedy = (
+                "pretrained=False for random ones, or name your own file with pretrained_cfg_overlay=dict(file=...)"
             )
+            raise RuntimeError(f"no pretrained weights for {variant}: none are published yet. Use {remedy}")
         if cfg.file and not cfg.state_dict:
             check_file(cfg.file)
     model: Any = build_model_with_cfg(

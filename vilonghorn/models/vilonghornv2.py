@@ -237,8 +237,8 @@ class VisionLonghorn(Backbone):
     def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
         """Changes the image size of the model's configuration, in pixels; nothing else depends on it.
 
-        Raises:
-            ValueError: a side that is no positive integer, or without `dynamic_img_pad` no multiple of the last stride.
+        Raises ValueError for a side that is no positive integer, or without `dynamic_img_pad` no multiple of the last
+        stride.
         """
         sides: Any = to_2tuple(self.img_size if img_size is None else img_size)
         are_integers = all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides)
@@ -344,21 +344,16 @@ class VisionLonghorn(Backbone):
         return super().prune_intermediate_layers(indices, prune_norm or is_shorter, prune_head or is_shorter)
 
     def forward_features(self, x: Tensor, pixel_mask: Tensor | None = None, masked: Tensor | None = None) -> Tensor:
-        """Runs the stages.
+        """(B, in_chans, H, W) images to the normed map of the last stage, (B, C, h, w).
 
-        Args:
-            x: images, (B, in_chans, H, W).
-            pixel_mask: (B, H, W), not 0 for the pixels of an image, 0 for its padding, which is not read, as in
-                transformers. The result is that of the image alone, padded to a multiple of the last stride with
-                zeros, and zero elsewhere; of an image without pixels it is zero everywhere.
-            masked: (B, h, w) or (B, h * w), True for the patches of the last stride whose pixels the stem reads as
-                zeros and whose tokens after it are the mask token (SimMIM, arXiv 2111.09886).
+        `pixel_mask`, (B, H, W), is not 0 for the pixels of an image, 0 for its padding, which is not read, as in
+        transformers. The result is that of the image alone, padded to a multiple of the last stride with zeros, and
+        zero elsewhere; of an image without pixels it is zero everywhere.
 
-        Returns:
-            The normed map of the last stage, (B, C, h, w).
+        `masked`, (B, h, w) or (B, h * w), is True for the patches of the last stride whose pixels the stem reads as
+        zeros and whose tokens after it are the mask token (SimMIM, arXiv 2111.09886).
 
-        Raises:
-            ValueError: an image or a mask of a size that does not fit, or `masked` of a model without a mask token.
+        Raises ValueError for a size that does not fit, or `masked` of a model without a mask token.
         """
         x, valid = self._embed(x, pixel_mask, masked)
         for stage in self.stages:
@@ -379,6 +374,10 @@ class VisionLonghorn(Backbone):
                 raise ValueError(f"pixel_mask has shape {pixel_mask.shape}, which does not fit a map {x.shape}")
             x = (to_fp32(x).sum([2, 3], keepdim=True) / valid.sum([2, 3], keepdim=True).clamp(min=1)).to(x.dtype)
         return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to (B, num_classes) logits."""
+        return self.forward_head(self.forward_features(x))
 
 
 def checkpoint_filter_fn(

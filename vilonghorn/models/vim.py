@@ -214,14 +214,9 @@ class VisionSSM(Backbone):
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
-        """Changes image and patch size; positions and patch filters are resampled.
+        """Changes image and patch size, in pixels (None: not); positions and patch filters are resampled.
 
-        Args:
-            img_size: new height and width, in pixels; None keeps the present ones.
-            patch_size: new patch height and width; None keeps the present ones.
-
-        Raises:
-            ValueError: an image that is not a whole number of patches.
+        Raises ValueError for an image that is not a whole number of patches.
         """
         old_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
@@ -329,17 +324,10 @@ class VisionSSM(Backbone):
         return outputs if intermediates_only else (self._norm_tokens(x), outputs)
 
     def forward_features(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
-        """Runs the blocks.
+        """(B, in_chans, H, W) images to (B, 1 + M, C) normed tokens: class token, then patches in raster order.
 
-        Args:
-            x: images, (B, in_chans, H, W).
-            masked: (B, h, w) or (B, M), True for the patches whose token is replaced by the mask token.
-
-        Returns:
-            (B, 1 + M, C) normed tokens: class token, then patches in raster order.
-
-        Raises:
-            ValueError: `masked` of another size, or a model without a mask token.
+        `masked`, (B, h, w) or (B, M), is True for the patches whose token is replaced by the mask token. Raises
+        ValueError if it has another size, or the model no mask token.
         """
         x, grid = self._embed(x, masked), self._grid(x)
         return self._norm_tokens(self.blocks(x, grid, checkpointing=self.grad_checkpointing))
@@ -349,8 +337,12 @@ class VisionSSM(Backbone):
         x = self.head_drop(global_pool_nlc(x, self.global_pool, num_prefix_tokens=1))
         return x if pre_logits else self.head(x)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to (B, num_classes) logits."""
+        return self.forward_head(self.forward_features(x))
 
-LONGHORN = ("longhorn", "longhorn_exact")  # rules with the gate of the derivation in `from_mamba`
+
+LONGHORN = ("longhorn", "longhorn_exact")  # rules with the gate of the derivation in `is_from_mamba`
 CHANGES = "of Mamba's rule, B is k, C is q and the step is log(1 / (1 - beta)); A_log is left"
 # Our parameter, both directions stacked, to the official parameters of Vim's authors: forward, then backward.
 OFFICIAL_NAMES = {
@@ -368,7 +360,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: VisionSSM, with_head
     """Resamples patch filters and positions where the model's grid differs, and checks all names and shapes.
 
     timm drops a head of another class count itself, where the model's configuration says that the counts differ.
-    A model of Longhorn's rules takes weights of Mamba's, as `from_mamba` says.
+    A model of Longhorn's rules takes weights of Mamba's, as `is_from_mamba` says.
 
     Args:
         state_dict: of a model of this library or of Vim's authors, alone or under "model" or "state_dict".
@@ -386,7 +378,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: VisionSSM, with_head
     if "layers.0.mixer.in_proj.weight" in weights:
         weights = rename_official(weights, len(model.blocks))
     if is_from_mamba(weights, model):
-        weights = from_mamba(weights)
+        weights = {name: value for name, value in weights.items() if not name.endswith("mixer.A_log")}
     return fit_state_dict(_fit_grid(weights, model), model, with_head)
 
 
@@ -410,17 +402,10 @@ def rename_official(state_dict: Mapping[str, Tensor], depth: int) -> dict[str, T
 
 
 def is_from_mamba(state_dict: Mapping[str, Tensor], model: nn.Module) -> bool:
-    """Whether weights have Mamba's decay rates, in our names or Vim's, and a `VisionSSM` has rules of Longhorn only."""
-    if not isinstance(model, VisionSSM):
-        return False
-    blocks: Any = model.blocks
-    return all(b.mixer.rule in LONGHORN for b in blocks) and any(name.endswith("mixer.A_log") for name in state_dict)
+    """Whether weights have Mamba's decay rates, in our names or Vim's, and a `VisionSSM` has rules of Longhorn only.
 
-
-def from_mamba(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drops Mamba's decay rates. All other tensors have the same name, shape and place in Longhorn's rules.
-
-    Derivation, for channel i, state n, u = dt + dt_bias, Mamba's step delta = softplus(u), and x of the token:
+    Without the decay rates, all tensors have the same name, shape and place in Longhorn's rules. For channel i, state
+    n, u = dt + dt_bias, Mamba's step delta = softplus(u), and x of the token:
 
         Mamba     s_n <- exp(-delta |A_n|) s_n + delta B_n x,   y = sum C_n s_n
         Longhorn  s_n <- (1 - eps k_n^2) s_n + eps k_n x,       y = sum q_n s_n,   eps = beta / (1 + beta |k|^2)
@@ -429,7 +414,10 @@ def from_mamba(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         So eps k_n q_n = delta B_n C_n (1 + O(delta)): what a token adds to the output agrees to first order.
         Forgetting is delta k_n^2 where Mamba has delta |A_n|: training has to learn it, in x_proj.
     """
-    return {name: value for name, value in state_dict.items() if not name.endswith("mixer.A_log")}
+    if not isinstance(model, VisionSSM):
+        return False
+    blocks: Any = model.blocks
+    return all(b.mixer.rule in LONGHORN for b in blocks) and any(name.endswith("mixer.A_log") for name in state_dict)
 
 
 def _fit_grid(fitted: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
@@ -455,10 +443,11 @@ def _source_grid(model: VisionSSM, patch_size: tuple[int, int], num_patches: int
     for grid in (*declared, model.patch_embed.grid_size, (side, side)):
         if grid[0] * grid[1] == num_patches:
             return grid
-    raise ValueError(
-        f"pos_embed has rows for {num_patches} patches, neither a square grid nor that of {size[0]}x{size[1]} pixels; "
-        "give the image size of the weights with pretrained_cfg_overlay=dict(input_size=(channels, height, width))"
+    problem = (
+        f"pos_embed has rows for {num_patches} patches, neither a square grid nor that of {size[0]}x{size[1]} pixels"
     )
+    remedy = "give the image size of the weights with pretrained_cfg_overlay=dict(input_size=(channels, height, width))"
+    raise ValueError(f"{problem}; {remedy}")
 
 
 NANO: dict[str, Any] = dict(embed_dim=96, depth=6)

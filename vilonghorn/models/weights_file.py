@@ -133,8 +133,9 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
         raise ValueError(f"{source} names the model {name}, which timm would download: {remedy}")
     if not timm.is_model(name):
         raise ValueError(f"{source} names the model {name!r}, which timm does not know")
-    ours = is_ours(name)
-    own = _arguments(name) if ours else set()
+    if ours := is_ours(name):
+        model_cls = get_type_hints(model_entrypoint(name))["return"]
+        own = signature(model_cls).parameters.keys() - {"device", "dtype"} | {"exportable"}
     for key, value in kwargs.items():
         if key not in own if ours else _FOREIGN.search(key):
             raise ValueError(f"{source} gives {name} the argument {key!r}, which a file of weights may not give")
@@ -169,12 +170,6 @@ def is_ours(name: str) -> bool:
     return timm.is_model(name) and model_entrypoint(name).__module__.startswith("vilonghorn.")
 
 
-def _arguments(name: str) -> set[str]:
-    """What a file may give to a model of this library: the arguments of its class, and timm's `exportable`."""
-    model_cls = get_type_hints(model_entrypoint(name))["return"]
-    return signature(model_cls).parameters.keys() - {"device", "dtype"} | {"exportable"}
-
-
 def _entries(value: Any) -> Iterator[Any]:
     """The scalars of nested JSON."""
     pending = [value]
@@ -203,25 +198,16 @@ def unwrap_state_dict(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     if others:
         raise ValueError(f"this checkpoint has values that are not tensors in memory: {_some(others)}; {ADVICE}")
     if wrong := [name for name, value in state_dict.items() if is_float(value) and not value.isfinite().all()]:
-        raise ValueError(
-            f"{len(wrong)} of {len(state_dict)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
-            "expected finite weights; take an earlier checkpoint"
-        )
+        found = f"{len(wrong)} of {len(state_dict)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)})"
+        raise ValueError(f"{found}; expected finite weights; take an earlier checkpoint")
     return state_dict
 
 
 def fit_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module, with_head: bool) -> dict[str, Tensor]:
     """Checks names, shapes and dtypes against the model's, except what timm adapts: head and input channels.
 
-    A mask token that only the checkpoint has is left out; a model keeps its own where the checkpoint has none.
-
-    Args:
-        state_dict: weights with the names of the model's.
-        model: the model that will load them.
-        with_head: whether the model keeps its head; of a feature extractor any head, or none, fits.
-
-    Raises:
-        ValueError: names or shapes that do not fit.
+    A mask token that only the checkpoint has is left out; a model keeps its own where the checkpoint has none. Without
+    `with_head`, as for a feature extractor, any head, or none, fits. Raises ValueError for what does not.
     """
     fitted = dict(state_dict)
     if model.mask_token is None:

@@ -2,7 +2,8 @@
 
 As in torch's own formulas, a multiplication and an addition count one each; here an exponential does too. Work per
 element (activations, gates, norms) counts nothing. A backward that recomputes part of forward counts that again. Half
-of a forward's count is what papers on vision models call (G)FLOPs: multiply-adds.
+of a forward's count is what papers on vision models call (G)FLOPs: multiply-adds. A formula gets the arguments of its
+operator with each tensor replaced by its shape; one of a backward also gets `wanted`.
 """
 
 import math
@@ -28,9 +29,6 @@ from .rules import NO_RULE, RULES
 SKIP = 2  # D x, added; per token and channel
 
 
-# A formula gets the arguments with each tensor replaced by its shape; one of a backward also gets `wanted`.
-
-
 def _recurrence(rule: str, G: int, B: int, L: int, D: int, N: int) -> int:
     return G * B * L * D * (RULES[rule].flops * N + SKIP)
 
@@ -54,10 +52,6 @@ def _inner_parts(a: Any) -> tuple[int, int, int]:
     return convolution, 2 * G * B * L * (D * P + H * R), recurrence
 
 
-def _inner(a: Any) -> int:
-    return sum(_inner_parts(a))
-
-
 def _inner_backward(a: Any) -> int:
     convolution, projections, recurrence = _inner_parts(a)
     return 3 * convolution + 2 * projections + 3 * recurrence
@@ -73,13 +67,12 @@ def _linear_layers(a: Any) -> dict[str, int]:
 
 
 def _block(a: Any) -> int:
-    return sum(_linear_layers(a).values()) + _inner(a)
+    return sum((*_linear_layers(a).values(), *_inner_parts(a)))
 
 
 def _block_backward(a: Any, wanted: Sequence[int]) -> int:
-    needs = dict(
-        zip(LAYOUTS[BlockArguments].tensors, wanted)
-    )  # each gradient of a weight costs as much as the product itself
+    # Each gradient of a weight costs as much as the product itself.
+    needs = dict(zip(LAYOUTS[BlockArguments].tensors, wanted))
     return sum(flops * (1 + needs[name]) for name, flops in _linear_layers(a).items()) + _inner_backward(a)
 
 
@@ -100,6 +93,6 @@ def _register(name: str, arguments: type[NamedTuple], forward: Callable, backwar
 _register("scan", ScanArguments, _scan, lambda a, _: 3 * _scan(a))
 _register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
 for _name in ("mamba_inner_cpu", "mamba_inner_cuda"):
-    _register(_name, MambaInnerArguments, _inner, lambda a, _: _inner_backward(a))
+    _register(_name, MambaInnerArguments, lambda a: sum(_inner_parts(a)), lambda a, _: _inner_backward(a))
 _register("block", BlockArguments, _block, _block_backward)
 _register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)

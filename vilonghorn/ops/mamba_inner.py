@@ -96,12 +96,10 @@ def mamba_inner(
     if choose_conv(xz.device, dtype, None) == cuda.NAME and has_rule(cuda.NAME, rule):
         sizes = validate_mamba_inner(args)
         if cuda.takes_mamba_inner(args, dtype):
-            weights = args.weights
-            projections: Any = dict(x_proj=weights.x_proj.to(dtype), dt_proj=weights.dt_proj.to(dtype))  # type: ignore[union-attr]
+            w: Any = args.weights
+            w = w._replace(x_proj=w.x_proj.to(dtype), dt_proj=w.dt_proj.to(dtype))
             in_chunks = sizes.H != sizes.D and runs_in_chunks(xz.device, dtype, rule, len(args.reverse) == 1)
-            return _run_cuda(
-                args._replace(xz=xz.to(dtype), weights=weights._replace(**projections), in_chunks=in_chunks)
-            )
+            return _run_cuda(args._replace(xz=xz.to(dtype), weights=w, in_chunks=in_chunks))
     return mamba_inner_composed(args)
 
 
@@ -128,9 +126,8 @@ def _zero_invalid(xz: Tensor, valid: Tensor, weights: MixerWeights, scan_norm: T
     if valid.shape != (B, L):
         raise ValueError(f"mamba_inner: valid has shape {tuple(valid.shape)}, expected (B, L) = {(B, L)}")
     if weights.A is not None or weights.conv_weight.dim() != 4 or scan_norm is not None:
-        raise ValueError(
-            "mamba_inner: valid needs a convolution over the grid, separate directions, and a rule without decay"
-        )
+        needed = "a convolution over the grid, separate directions, and a rule without decay"
+        raise ValueError(f"mamba_inner: valid needs {needed}")
     return torch.where(valid[..., None] == 0, 0.0, xz)
 
 

@@ -15,16 +15,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 
     Runs the native kernel on a CPU that has it, else `torch.nn.functional.rms_norm`.
 
-    Args:
-        x: (..., C), float32, bfloat16, float16 or float64; sums are float32 (float64 for float64).
-        weight: (C,).
-        eps: added to the mean square.
-
-    Returns:
-        (..., C), of x's dtype.
-
-    Raises:
-        ValueError: weight is not as long as the last dimension of x, or on another device.
+    x, (..., C), is float32, bfloat16, float16 or float64, as is the result; sums are float32 (float64 for float64).
+    Raises ValueError if weight, (C,), is not as long as the last dimension of x, or on another device.
     """
     if cpu.unavailable(x.device.type) is not None or x.dtype not in DTYPES:
         validate_norm(NormArguments(x, weight, eps))
