@@ -73,8 +73,7 @@ class LoadedModel:
     def class_index(self, name: str) -> int:
         """Returns the number of a class, from its name or its number as text; a name comes first.
 
-        Raises:
-            ValueError: no class has this name, and it is not a number.
+        Raises ValueError if no class has this name, and it is not a number.
         """
         names = self.class_names or []
         if name in names:

@@ -41,9 +41,8 @@ def capture(
         dims[dim] = size + (patch - step) if patch > step else size
     # Primes, because Inductor fixes a size that equals another one, as 64 pixels do 64 channels.
     images = torch.zeros(2, backbone(model).in_chans, *backbone(model).image_size(max(least, 11), max(least, 13)))
-    module = copy.deepcopy(model)
     use = native.use_operators if keep_native else use_attention if scan == "attention" else make_exportable
-    module = use(module)
+    module = use(copy.deepcopy(model))
     if precision != "fp32":
         in_int8 = native.int8_layers(module) if precision == "int8" else ()
         module = ShortWeights(module, precision, in_int8)

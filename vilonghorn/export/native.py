@@ -76,10 +76,8 @@ def _block(*flat: Any) -> tuple[Tensor, ...]:
     options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, mlp_eps=block.mlp_eps)
     given = named_tensors(block)
     inputs = {name: given[name] for name in BLOCK_WEIGHTS}
-    if block.conv_grid:
-        rows, columns, height, _ = block.conv_grid
-        sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in (rows, columns, height)]
-    inputs["conv_grid"] = torch.stack(sizes) if block.conv_grid else None
+    sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in block.conv_grid[:3]]  # rows, columns, height
+    inputs["conv_grid"] = torch.stack(sizes) if sizes else None
     y = _symbolic("Block", tuple(inputs.values()), block.x.shape, **options)
     return y, *(block.x.new_empty(0) for _ in range(5))
 

@@ -101,13 +101,9 @@ def write_page(model: nn.Module, folder: Path, examples: Sequence[Image.Image] =
     """Writes the folder: page, model as ONNX (compared as by `export`), its description as JSON, and onnxruntime-web.
 
     The model is of `load_for_export`, with classes. `examples` are reduced to SIDE, in place, and stored as JPEG.
-    `options` are precision and scan of `export`.
-
-    Raises:
-        FileExistsError: `folder` exists and is not empty.
-        ValueError: a model without classes, of images without three channels, or of a resampling that the page lacks.
-        OSError: as `fetch_runtime`.
-        VerificationError: as `export`.
+    `options` are precision and scan of `export`. Raises FileExistsError if `folder` exists and is not empty, ValueError
+    for a model without classes, of images without three channels, or of a resampling that the page lacks, OSError as
+    `fetch_runtime`, and VerificationError as `export`.
     """
     found = {name: json.loads(value) for name, value in describe(model, options.get("precision", "fp32")).items()}
     if isinstance(model, FeatureGetterNet) or not model.num_classes or model.in_chans != 3:

@@ -18,8 +18,6 @@ from ..layers import Block, class_token_first, insert_class_token
 from ..models import Backbone
 from .scan import ScanInputs, attention_rows, scan_inputs
 
-CLASS_TOKEN = 0
-
 
 def check_backbone(model: Module) -> None:
     """Raises ValueError if the model is not of this library, or its blocks have different directions."""
@@ -81,16 +79,12 @@ def scans(model: Backbone, images: Tensor, blocks: Sequence[int]) -> list[ScanIn
     return [found[mixer] for mixer in mixers]
 
 
-def attention(
-    model: Backbone, images: Tensor, blocks: Sequence[int], tokens: Sequence[int] | None = (CLASS_TOKEN,)
-) -> Tensor:
+def attention(model: Backbone, images: Tensor, blocks: Sequence[int], tokens: Sequence[int] | None = (0,)) -> Tensor:
     """Returns the implicit attention of `tokens` to all tokens, (blocks, G, B, tokens, L), without the skip D.
 
     Its magnitude is averaged over the channels. With None for `tokens` the average of the patches attends, which is
-    what a head with average pooling reads.
-
-    Raises:
-        ValueError: no such block or token, a block without a scan, or blocks with different grids.
+    what a head with average pooling reads. Raises ValueError for no such block or token, a block without a scan, or
+    blocks with different grids.
     """
     grids = {grid_of(model, images, block) for block in blocks}
     if len(grids) > 1:
@@ -144,10 +138,8 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
     """Returns Grad-CAM (Selvaraju et al., arXiv 1610.02391) on the patches after a block, (B, h, w), at least 0.
 
     `classes` has one class for each image; the default is the most probable one. If the model classifies by the class
-    token, the patches of the last block get no gradient and have no map, hence the default block.
-
-    Raises:
-        ValueError: unknown class, no classifier, or a block whose patches the scores do not depend on.
+    token, the patches of the last block get no gradient and have no map, hence the default block. Raises ValueError for
+    an unknown class, no classifier, or a block whose patches the scores do not depend on.
     """
     number = block_index(model, block)
     if model.num_classes == 0:

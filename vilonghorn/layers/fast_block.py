@@ -20,8 +20,7 @@ from ..ops.backends import cpu, has_rule
 from ..ops.backends.bindings import BLOCK
 from ..ops.block import run_block
 from ..ops.validate import flatten_weights, validate_block
-from .fast_mixer import CLASSES
-from .mixer import Mixer
+from .mixer import CLASSES, Mixer
 from .norm import RMSNorm, decay_rates
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")  # on other processors torch's products are faster

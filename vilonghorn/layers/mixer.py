@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensor
 
+from ..ops._torch import autocast_dtype, is_tracing, is_unchanged
 from ..ops.arguments import MixerWeights
+from ..ops.backends import cpu
 from ..ops.rules import NO_RULE, find_rule
 from ..ops.validate import MAX_CONV, MAX_STATE, check_flags
-from . import fast_mixer
 from .norm import decay_rates
 
 fx.wrap("decay_rates")
 
+CLASSES = (nn.Parameter, Tensor, FakeTensor)  # of weights; other subclasses of tensors may store something else
 DT_MIN, DT_MAX = 1e-3, 1e-1  # range of Mamba's initial step sizes, softplus(dt_bias)
 
 
@@ -171,7 +175,7 @@ class Mixer(nn.Module):
         `valid`, (B, L), is True for the tokens that count, as in `vilonghorn.ops.mamba_inner`.
         """
         if valid is None and not torch.jit.is_scripting():
-            y = fast_mixer.run(self, x, grid)  # the same with fewer conversions under autocast, or None
+            y = self._run_short(x, grid)  # the same with fewer conversions under autocast, or None
             if y is not None:
                 return y
         A = None if self.A_log is None else decay_rates(self.A_log)
@@ -182,6 +186,30 @@ class Mixer(nn.Module):
             xz, *conv, *projections, A, self.D, self.scan_norm, self.rule, self.flags, grid, valid
         )
         return self.out_proj(y)
+
+    @torch.jit.unused
+    def _run_short(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
+        """As `forward` under autocast, or None where autocast converts nothing or the modules have to be called.
+
+        All projections are converted at once: one launch instead of four, and one in backward. A CPU with the native
+        library runs in float32.
+        """
+        dtype = None if is_tracing(x) and not torch.compiler.is_compiling() else autocast_dtype(x)
+        x_proj: Any = self.x_proj
+        if dtype is None or x_proj is None or dtype == x_proj.dtype or cpu.unavailable(x.device.type) is None:
+            return None
+        layers = (self.in_proj, self.out_proj)
+        if not all(is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers):
+            return None
+        weights: Any = (self.in_proj.weight, x_proj, self.dt_proj, self.out_proj.weight)
+        if not all(type(weight) in CLASSES for weight in weights):
+            return None
+        short = torch.cat([weight.flatten() for weight in weights]).to(dtype)
+        parts = short.split([weight.numel() for weight in weights])
+        in_proj, x_proj, dt_proj, out_proj = (part.view(weight.shape) for part, weight in zip(parts, weights))
+        inner = self.weights()._replace(x_proj=x_proj, dt_proj=dt_proj)
+        options = (self.scan_norm, self.rule, self.flags, grid)
+        return F.linear(torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, *options), out_proj)
 
     @torch.jit.unused
     def weights(self) -> MixerWeights:

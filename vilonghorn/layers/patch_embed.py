@@ -10,7 +10,12 @@ from torch import Tensor, fx
 
 
 class PatchEmbed(timm.layers.PatchEmbed):
-    """Image to tokens by one convolution."""
+    """Image to tokens by one convolution. Sizes are numbers of pixels, or heights and widths.
+
+    `stride`, from a patch to the next, is at most the patch size, which is its default: no overlap. Images of another
+    size than `img_size` are an error, unless `strict_img_size` is False. With `dynamic_img_pad` they are padded at the
+    bottom and at the right to a whole number of patches. Else ValueError is raised for a part of one.
+    """
 
     stride: tuple[int, int]
 
@@ -26,21 +31,6 @@ class PatchEmbed(timm.layers.PatchEmbed):
         device=None,
         dtype=None,
     ) -> None:
-        """
-        Args:
-            img_size: image height and width, in pixels.
-            patch_size: patch height and width, in pixels.
-            stride: pixels from a patch to the next, at most patch_size. Default: patch_size, no overlap.
-            in_chans: image channels.
-            embed_dim: width of the tokens.
-            strict_img_size: raise an error for images of another size than `img_size`.
-            dynamic_img_pad: pad images at the bottom and at the right to a whole number of patches.
-            device: of the parameters.
-            dtype: of the parameters.
-
-        Raises:
-            ValueError: a stride outside 1..patch_size, or an image that is not a whole number of patches.
-        """
         patch = to_2tuple(patch_size)
         steps = patch if stride is None else to_2tuple(stride)
         check_sizes(to_2tuple(img_size), patch, steps, dynamic_img_pad)

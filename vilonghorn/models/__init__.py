@@ -7,5 +7,3 @@ from . import vilonghornv2, vim
 from .timm_contract import Backbone
 from .vilonghornv2 import VisionLonghorn
 from .vim import VisionSSM
-
-__all__ = ["Backbone", "VisionLonghorn", "VisionSSM", "vilonghornv2", "vim"]

@@ -136,15 +136,9 @@ class Features(FeatureGetterNet):
 
 def icons_cfg(name: str) -> dict[str, Any]:
     """Entries of the configuration of weights in this package, trained on icons at 64 px: docs/models/icons480.md."""
-    return dict(
-        file=str(WEIGHTS / f"{name}.icons480.safetensors"),
-        num_classes=480,
-        label_names=ICON_NAMES,
-        input_size=(3, 64, 64),
-        crop_pct=1.0,
-        mean=IMAGENET_INCEPTION_MEAN,
-        std=IMAGENET_INCEPTION_STD,
-    )
+    images = dict(input_size=(3, 64, 64), crop_pct=1.0, mean=IMAGENET_INCEPTION_MEAN, std=IMAGENET_INCEPTION_STD)
+    file = str(WEIGHTS / f"{name}.icons480.safetensors")
+    return dict(file=file, num_classes=480, label_names=ICON_NAMES, **images)
 
 
 Model = TypeVar("Model", bound=Backbone)
@@ -174,9 +168,7 @@ def build_backbone(
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
         if not (cfg.has_weights or cfg.state_dict):
-            remedy = (
-                "pretrained=False for random ones, or name your own file with pretrained_cfg_overlay=dict(file=...)"
-            )
+            remedy = "pretrained=False for random ones, or name your file with pretrained_cfg_overlay=dict(file=...)"
             raise RuntimeError(f"no pretrained weights for {variant}: none are published yet. Use {remedy}")
         if cfg.file and not cfg.state_dict:
             check_file(cfg.file)

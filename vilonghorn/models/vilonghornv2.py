@@ -385,16 +385,15 @@ def checkpoint_filter_fn(
 ) -> dict[str, Tensor]:
     """Checks a state dict, alone or under "model" or "state_dict", against the model; arguments as of `fit_state_dict`.
 
-    Raises:
-        ValueError: values that are not tensors or not finite, names or shapes that do not fit.
+    Raises ValueError for values that are not tensors or not finite, and for names or shapes that do not fit.
     """
     weights = unwrap_state_dict(state_dict)
     if "patch_embed.proj.weight" in weights:
-        raise ValueError(
-            "this checkpoint has one grid of patches, as those of vilonghorn_*, of vim_*, and of vilonghornv2_* before "
-            "it became a hierarchy; the model has stages. Make a model of the first two families, such as "
-            "vilonghorn_tiny_exact with the arguments of the checkpoint's blocks"
+        found = "one grid of patches, as those of vilonghorn_*, of vim_*, and of vilonghornv2_* before it had stages"
+        remedy = (
+            "Make vilonghorn_tiny_exact, or another of the first two, with the arguments of the checkpoint's blocks"
         )
+        raise ValueError(f"this checkpoint has {found}; the model has stages. {remedy}")
     return fit_state_dict(weights, model, with_head)
 
 

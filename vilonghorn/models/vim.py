@@ -360,19 +360,10 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: VisionSSM, with_head
     """Resamples patch filters and positions where the model's grid differs, and checks all names and shapes.
 
     timm drops a head of another class count itself, where the model's configuration says that the counts differ.
-    A model of Longhorn's rules takes weights of Mamba's, as `is_from_mamba` says.
-
-    Args:
-        state_dict: of a model of this library or of Vim's authors, alone or under "model" or "state_dict".
-        model: the model that will load it.
-        with_head: as of `fit_state_dict`.
-
-    Returns:
-        A new dictionary.
-
-    Raises:
-        ValueError: values that are not tensors or not finite, names or shapes that do not fit, positions of an unknown
-            grid.
+    A model of Longhorn's rules takes weights of Mamba's, as `is_from_mamba` says. The state dict is of a model of this
+    library or of Vim's authors, alone or under "model" or "state_dict", and stays as it is; `with_head` is as of
+    `fit_state_dict`. Raises ValueError for values that are not tensors or not finite, names or shapes that do not fit,
+    and positions of an unknown grid.
     """
     weights = unwrap_state_dict(state_dict)
     if "layers.0.mixer.in_proj.weight" in weights:
@@ -443,11 +434,9 @@ def _source_grid(model: VisionSSM, patch_size: tuple[int, int], num_patches: int
     for grid in (*declared, model.patch_embed.grid_size, (side, side)):
         if grid[0] * grid[1] == num_patches:
             return grid
-    problem = (
-        f"pos_embed has rows for {num_patches} patches, neither a square grid nor that of {size[0]}x{size[1]} pixels"
-    )
+    found = f"rows for {num_patches} patches, neither a square grid nor that of {size[0]}x{size[1]} pixels"
     remedy = "give the image size of the weights with pretrained_cfg_overlay=dict(input_size=(channels, height, width))"
-    raise ValueError(f"{problem}; {remedy}")
+    raise ValueError(f"pos_embed has {found}; {remedy}")
 
 
 NANO: dict[str, Any] = dict(embed_dim=96, depth=6)

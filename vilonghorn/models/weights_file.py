@@ -185,8 +185,7 @@ def _entries(value: Any) -> Iterator[Any]:
 def unwrap_state_dict(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.").
 
-    Raises:
-        ValueError: another object, a value that is not a tensor in memory, or a tensor that is not finite.
+    Raises ValueError for another object, a value that is not a tensor in memory, or a tensor that is not finite.
     """
     for key in ("model", "state_dict"):
         if isinstance(checkpoint, dict) and isinstance(checkpoint.get(key), dict):

@@ -44,33 +44,13 @@ def block(
     (silu(g) * v) mlp_out_proj^T with (g, v) = `rms_norm`(x, mlp_norm_weight, mlp_eps) mlp_in_proj^T (SwiGLU, Shazeer,
     arXiv 2002.05202).
 
-    Args:
-        x: tokens, (B, L, dim), float32 on the CPU like all tensors here.
-        norm_weight: (dim,).
-        in_proj: (2D, dim).
-        conv_weight: as the following ones, in `mamba_inner` with separate directions.
-        conv_bias: (G, D).
-        x_proj: (G, R + 2N, D).
-        dt_proj: (G, H, R).
-        dt_bias: (G, H).
-        A: (G, D, N), for rule "mamba" only, else None.
-        D: (G, D).
-        out_proj: (dim, D).
-        mlp_norm_weight: (dim,), or None, as the following two, for no MLP.
-        mlp_in_proj: (2M, dim), rows of g, then v.
-        mlp_out_proj: (dim, M).
-        drop_scales: factors of each sample's branches, (1, B), with an MLP (2, B): stochastic depth. Default: 1.
-        rule: as in `mamba_inner`.
-        reverse: as in `mamba_inner`.
-        eps: added to the mean square.
-        mlp_eps: the same for the MLP's norm.
-        grid: as in `mamba_inner`.
+    All tensors are float32 on the CPU: x, (B, L, dim), which is the result's shape too; norm_weight, (dim,); in_proj,
+    (2D, dim); out_proj, (dim, D); conv_weight to D, rule, reverse and grid are as in `mamba_inner` with separate
+    directions. An MLP has mlp_norm_weight, (dim,); mlp_in_proj, (2M, dim), rows of g, then v; mlp_out_proj, (dim, M).
+    drop_scales, (1, B), with an MLP (2, B), are factors of each sample's branches: stochastic depth (default: 1).
 
     Under autocast to bfloat16, the products of linear layers are of bfloat16 values, summed in float32, where the
     processor has AMX. Without autocast `torch.set_float32_matmul_precision` chooses, see `vilonghorn.ops.backends.cpu`.
-
-    Returns:
-        (B, L, dim).
 
     Raises:
         ValueError: shapes, devices or a rule that do not fit, or no tokens.

@@ -23,6 +23,7 @@ from .scan import scan
 from .validate import check_flags, flatten_weights, validate_mamba_inner
 
 SCAN_NORM_EPS = 1e-6
+Operator = Callable[..., Tensor]
 
 
 def mamba_inner(
@@ -89,7 +90,7 @@ def mamba_inner(
     if valid is not None and rule != NO_RULE:
         return mamba_inner_composed(args, valid=valid)
     if scan_norm is not None:
-        return shared_directions(args, scan_norm, reverse, scan, rms_norm)
+        return shared_directions(args, scan_norm, reverse, scan, rms_norm, conv_silu)
     if cpu.unavailable(xz.device.type) is None and has_rule(cpu.NAME, rule):
         return _run_cpu(args)
     dtype = autocast_dtype(xz) or xz.dtype
@@ -152,12 +153,7 @@ def gated_mean(directions: Sequence[Tensor], z: Tensor) -> Tensor:
 
 
 def shared_directions(
-    args: MambaInnerArguments,
-    scan_norm: Tensor,
-    reverse: Sequence[int],
-    run_scan: Callable[..., Tensor],
-    norm: Callable[..., Tensor],
-    conv: Callable[..., Tensor] = conv_silu,
+    args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[int], scan: Operator, norm: Operator, conv: Operator
 ) -> Tensor:
     """`mamba_inner` with shared directions, of a `scan`, an `rms_norm` and a `conv_silu`."""
     z, u, dt, k, q = projections(args, conv)
@@ -165,12 +161,12 @@ def shared_directions(
     u, dt, k, q = (t.expand(G, -1, -1, -1) for t in (u, dt, k, q))
     w = args.weights
     A, D, dt_bias = (None if t is None else t.expand(G, *[-1] * (t.dim() - 1)) for t in (w.A, w.D, w.dt_bias))
-    y = run_scan(u, dt, k, q, A=A, D=D, dt_bias=dt_bias, rule=args.rule, reverse=reverse)
+    y = scan(u, dt, k, q, A=A, D=D, dt_bias=dt_bias, rule=args.rule, reverse=reverse)
     first, *others = (norm(y_g, weight, SCAN_NORM_EPS) for y_g, weight in zip(y.unbind(0), scan_norm.unbind(0)))
     return sum(others, first) * F.silu(z)
 
 
-def convolve(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu) -> tuple[Tensor, Tensor]:
+def convolve(args: MambaInnerArguments, conv: Operator = conv_silu) -> tuple[Tensor, Tensor]:
     """z, (B, L, D), and u, (S, B, L, D). `conv` is over a sequence."""
     validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)
@@ -182,7 +178,7 @@ def convolve(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu)
 
 
 def projections(
-    args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu, valid: Tensor | None = None
+    args: MambaInnerArguments, conv: Operator = conv_silu, valid: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """z, (B, L, D); u, (S, B, L, D), dt, (S, B, L, H), k and q, (S, B, L, N); u, k and q are zero where not `valid`."""
     z, u = convolve(args, conv)
