@@ -250,11 +250,11 @@ def compile_triton(architecture: int, rule: str, num_heads: int | None = None) -
     _, k, q = torch.empty((G, B, L, R + 2 * N), dtype=torch.bfloat16).split([R, N, N], -1)
     A = torch.empty(G, D, N) if rule == "mamba" else None
     D_skip, dt_bias = torch.empty(G, D), torch.empty(G, dt.shape[-1])
-    args = ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, rule, (False, True)[:G], "mean")
+    args = ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, None, rule, (False, True)[:G], "mean")
     driver.set_active(target)
     with mock.patch.object(JITFunction, "run", compile_only):
-        y, saved_states = backend.forward(args, save=True)
-        backend.backward(y, args, saved_states)
+        y, _, saved_states = backend.forward(args, save=True)
+        backend.backward(y, None, args, saved_states)
     return compiled
 
 

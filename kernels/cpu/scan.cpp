@@ -146,13 +146,28 @@ template <class T, int NS> struct Scan {
            block * n_states * W;
   }
 
+  // The states of a direction, or their gradients, in (G, B, N, D): `load_states` gives zeros if `from` is absent.
+  template <class Copy> void each_state(int64_t g, Copy copy) {
+    const int64_t n_states = num_states(), row = (g * a.batch + b) * n_states;
+    for (int64_t block = blocks.begin; block < blocks.end; block++)
+      for (int64_t n = 0; n < n_states; n++)
+        copy(state[(block - blocks.begin) * n_states + n], (row + n) * a.channels + block * W, width(block));
+  }
+  void load_states(const void *from, int64_t g) {
+    clear(state, n_blocks * num_states());
+    if (from) each_state(g, [&](V &s, int64_t at, int count) { s = load((const T *)from + at, count); });
+  }
+  void store_states(void *to, int64_t g) {
+    if (to) each_state(g, [&](V &s, int64_t at, int count) { store((T *)to + at, s, count); });
+  }
+
   template <int RULE> bool run(bool forward) { return forward ? this->forward<RULE>() : backward<RULE>(); }
 
   template <int RULE> bool forward() {
     if (!allocate(false)) return false;
     for (int64_t g = 0; g < a.directions; g++) {
       if (mixer) projection.begin_direction(g, false);
-      clear(state, n_blocks * num_states());
+      load_states(a.initial_state, g);
       if constexpr (RULE != VL_NONE) load_weights<RULE>(g);
       for (int64_t c = 0; c < chunks; c++) {
         const Steps s(g, b, L, C, c, a.reverse[g]);
@@ -164,6 +179,7 @@ template <class T, int NS> struct Scan {
         }
         for (int64_t block = blocks.begin; block < blocks.end; block++) forward_block<RULE>(s, block);
       }
+      store_states(a.final_state, g);
     }
     return true;
   }
@@ -211,7 +227,7 @@ template <class T, int NS> struct Scan {
     clear(sums.dk, C * n), clear(sums.dq - n, (C + 1) * n),
         clear(sums.norm, C);  // store_key_gradients clears them again
     for (int64_t g = 0; g < a.directions; g++) {
-      clear(state, n_blocks * n), clear(dD, n_blocks), clear(dbias, n_blocks), clear(dA, n_blocks * n);
+      load_states(a.dfinal_state, g), clear(dD, n_blocks), clear(dbias, n_blocks), clear(dA, n_blocks * n);
       if (mixer) projection.begin_direction(g, true), clear(d_dt_proj, n_blocks * dt_rank());
       if constexpr (RULE != VL_NONE) load_weights<RULE>(g);
       for (int64_t c = chunks - 1; c >= 0; c--) {
@@ -222,6 +238,7 @@ template <class T, int NS> struct Scan {
         if constexpr (RULE != VL_NONE) store_key_gradients<RULE>(s);
         if (mixer && is_alone) projection.backward_chunk(s);
       }
+      store_states(a.dinitial_state, g);
       if (mixer && is_alone) projection.store_gradients(g, b);
       if constexpr (RULE != VL_NONE) store_parameter_gradients<RULE>(g);
     }

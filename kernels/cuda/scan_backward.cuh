@@ -73,8 +73,9 @@ template <int RULE, class T> struct Backward {
     load_parameters<RULE>(a, g * channels + d, order, shared.D[lane].v, shared.bias[lane].v, A);
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       dD[c] = dbias[c] = 0.f;
-      VL_UNROLL for (int n = 0; n < kStates; n++) grad[c][n] = dA[c][n] = 0.f;
+      VL_UNROLL for (int n = 0; n < kStates; n++) dA[c][n] = 0.f;
     }
+    read_states(a, active ? a.dfinal_state : nullptr, g * a.batch + b, d, order, grad);
     scale = active ? job.scale : 0.f;
     const int64_t t = steps[length - 1], row = (b * a.length + t) * channels + d;
     const int64_t row_of_direction = row + g * a.batch * a.length * channels;
@@ -252,6 +253,7 @@ template <int RULE, class T> struct Backward {
 
   VL_DEVICE void finish() {
     if (!active) return;
+    write_states(a, a.dinitial_state, g * a.batch + b, d, order, grad);
     const int64_t row = (b * a.directions + g) * a.channels + d;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       if (a.dD) ((float *)a.dD)[row + c] = dD[c];

@@ -122,6 +122,30 @@ VL_DEVICE void load_parameters(const VlScan &a, int64_t row, int order, float (&
   }
 }
 
+// The states of CHANNELS channels at d of a sequence, or their gradients, in (G, B, N, D): zeros if absent. Their
+// numbers are xor `order`.
+template <int CHANNELS>
+VL_DEVICE void read_states(const VlScan &a, const void *from, int64_t sequence, int d, int order,
+                           float (&s)[CHANNELS][kStates]) {
+  const float *at = (const float *)from + sequence * a.states * a.channels + d;
+  VL_UNROLL for (int n = 0; n < kStates; n++) {
+    const int state = n ^ order;
+    pin(at);
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) s[c][n] = from && state < a.states ? at[state * a.channels + c] : 0.f;
+  }
+}
+template <int CHANNELS>
+VL_DEVICE void write_states(const VlScan &a, void *to, int64_t sequence, int d, int order,
+                            const float (&s)[CHANNELS][kStates]) {
+  if (!to) return;
+  float *at = (float *)to + sequence * a.states * a.channels + d;
+  VL_UNROLL for (int n = 0; n < kStates; n++) {
+    const int state = n ^ order;
+    pin(at);
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) if (state < a.states) at[state * a.channels + c] = s[c][n];
+  }
+}
+
 struct Gate {
   float value, slope;  // slope: (d value / d dt) / value for longhorn, d value / d dt for mamba
 };

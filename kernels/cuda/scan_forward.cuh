@@ -54,7 +54,7 @@ template <int RULE, class T> struct Forward {
     active = channel < channels;
     const int d = active ? channel : 0;  // inactive lanes compute channel 0 and write nothing
     load_parameters<RULE>(a, g * channels + d, 0, D, bias, A);
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] = 0.f;
+    read_states(a, a.initial_state, g * a.batch + warp.sequence, d, 0, s);
     const int64_t sequence = (a.mean ? 0 : g * a.batch) + warp.sequence;
     at = (sequence * a.length + warp.first(reversed)) * channels + d;
     at_step = reversed ? -channels : channels;
@@ -97,6 +97,9 @@ template <int RULE, class T> struct Forward {
         i = first + end;
       }
     }
+    if (!active) return;
+    const Warp warp(job, 0);  // again, so that no register holds it meanwhile
+    write_states(a, a.final_state, pass.direction * a.batch + warp.sequence, warp.tile * TILE + column, 0, s);
   }
 
   // Starts the copies of a stage: the warp has finished with the buffers.

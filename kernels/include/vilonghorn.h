@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 21 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 22 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
@@ -40,23 +40,27 @@ typedef struct {
   int64_t channel_splits; /* number of jobs that share the channels of a sequence */
   int32_t rule, mean;     /* mean: y is the mean over the directions */
   int32_t dtype, threads;
-  const uint8_t *reverse;  /* (G): not 0 where the scan runs from the last step to the first */
-  VlInput x, dt, k, q;     /* x, dt: (G, B, L, D); k, q: (G, B, L, N) */
-  VlInput z;               /* (B, L, D), optional */
-  const void *A;           /* (G, D, N), VL_MAMBA only */
-  const void *D, *dt_bias; /* (G, D), optional */
-  void *y;                 /* (G, B, L, D), with mean (B, L, D). CPU backward with z and mean: optional float output */
-  void *saved_states;      /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward; CUDA: bfloat16
-                              for VL_BFLOAT16 except with VL_LONGHORN_EXACT, else float */
-  void *accumulator;       /* CUDA: (B, L, D) float workspace where G > 1, in backward (B, L, dz_step) */
+  const uint8_t *reverse;    /* (G): not 0 where the scan runs from the last step to the first */
+  VlInput x, dt, k, q;       /* x, dt: (G, B, L, D); k, q: (G, B, L, N) */
+  VlInput z;                 /* (B, L, D), optional */
+  const void *A;             /* (G, D, N), VL_MAMBA only */
+  const void *D, *dt_bias;   /* (G, D), optional */
+  const void *initial_state; /* (G, B, N, D), optional: before the first step; zeros if absent */
+  void *y;            /* (G, B, L, D), with mean (B, L, D). CPU backward with z and mean: optional float output */
+  void *saved_states; /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward; CUDA: bfloat16
+                         for VL_BFLOAT16 except with VL_LONGHORN_EXACT, else float */
+  void *final_state;  /* (G, B, N, D), optional: after the last step */
+  void *accumulator;  /* CUDA: (B, L, D) float workspace where G > 1, in backward (B, L, dz_step) */
   /* backward only */
   VlInput dy;               /* like y; direction stride 0 with mean */
+  const void *dfinal_state; /* (G, B, N, D), optional */
   void *dx, *ddt;           /* (G, B, L, D) */
   void *dk, *dq;            /* CPU: (S, G, B, L, N): the caller sums over S. CUDA: (G, B, L, N), of `dtype` */
   int64_t dk_step;          /* CUDA: stride between the tokens of dk, and of dq; N if contiguous */
   void *dz;                 /* (B, L, D), optional */
   int64_t dz_step;          /* stride between the tokens of dz; D if contiguous */
   void *dA, *dD, *ddt_bias; /* (G, D, N), (G, D), (G, D), optional */
+  void *dinitial_state;     /* (G, B, N, D), optional */
   void *partials;           /* CUDA: vl_cuda_scan_partials() floats of workspace */
 } VlScan;
 

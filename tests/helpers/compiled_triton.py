@@ -42,7 +42,7 @@ def arguments(rule: str, dtype: torch.dtype, has_heads: bool) -> ScanArguments:
     x, dt = (torch.empty(G, 2, 50, size, dtype=dtype) for size in (D, 4 if has_heads else D))
     A = torch.empty(G, D, N) if rule == "mamba" else None
     D_skip, dt_bias = torch.empty(G, D), torch.empty(G, dt.shape[-1])
-    return ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, rule, (0, 1)[:G], "mean")
+    return ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, None, rule, (0, 1)[:G], "mean")
 
 
 def compile_only(kernel, *arguments, **options):
@@ -72,8 +72,8 @@ for target, rule, dtype, has_heads in chosen():
     args = arguments(rule, getattr(torch, dtype), has_heads)
     hip = "6" if target.startswith("gfx") else None
     with mock.patch.object(JITFunction, "run", compile_only), mock.patch.object(torch.version, "hip", hip):
-        y, states = backend.forward(args, True)
-        backend.backward(y, args, states)
+        y, _, states = backend.forward(args, True)
+        backend.backward(y, None, args, states)
     for name, kernel in kernels.items():
         row = dict(triton=triton.__version__, target=target, name=name, rule=rule, dtype=dtype)
         print(json.dumps(row | resources(target, kernel)), flush=True)

@@ -61,6 +61,9 @@ def poisoned_memory(monkeypatch):
     """New tensors hold NaN, which shows in a result wherever a kernel did not write."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(float("nan")))
+    new_empty = torch.Tensor.new_empty
+    poisoned = lambda *args, **options: new_empty(*args, **options).fill_(float("nan"))  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
 
 
 @pytest.fixture
@@ -145,7 +148,9 @@ scan_heads = partial(scan, rule=EXACT, backend="triton")
 def test_chunks_agree_with_the_oracle(shape, heads, reverse, gated):
     values = heads_inputs(*shape, heads)
     options = dict(reverse=reverse, reduce="mean" if len(reverse) == 1 else "none")
-    values |= dict(z=inputs(*shape, rule=EXACT)["z"]) if gated else {}
+    if gated:
+        values |= {name: inputs(*shape, rule=EXACT, state=True)[name] for name in ("z", "initial_state")}
+    options |= dict(return_state=gated and shape[2] > 0)
     if shape[2] == 0:
         results = value_and_grads(scan_heads, values, **options)
         assert all((result == 0).all() for result in results.values())
@@ -171,8 +176,9 @@ def test_chunks_read_slices_right():
 def test_the_operator_with_heads_passes_opcheck(dtype):
     values = heads_inputs(2, 1, 17, 6, 5, 2, dtype=dtype)
     leaves = [values[name].requires_grad_() for name in ("x", "dt", "k", "q", "D", "dt_bias")]
-    tensors = (*leaves[:4], torch.randn(1, 17, 6).to(dtype).requires_grad_(), None, *leaves[4:])
-    options = (EXACT, [0, 1], "none", None)
+    state = torch.randn(2, 1, 5, 6, requires_grad=True)
+    tensors = (*leaves[:4], torch.randn(1, 17, 6).to(dtype).requires_grad_(), None, *leaves[4:], state)
+    options = (EXACT, [0, 1], "none", None, True)
     torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*tensors, *options, True))
     with FlopCounterMode(display=False) as counter:
         torch.ops.vilonghorn.scan(*tensors, *options, False)

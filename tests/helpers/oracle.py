@@ -11,26 +11,45 @@ from torch import Tensor
 KERNEL_RULES = ("longhorn", "longhorn_exact", "mamba")  # that every backend runs
 
 
-def oracle(x, dt, k, q, *, z=None, A=None, D=None, dt_bias=None, rule="longhorn", reverse=(False,), reduce="none"):
-    """Arguments as `vilonghorn.ops.scan`; the result is float64."""
+def oracle(
+    x,
+    dt,
+    k,
+    q,
+    *,
+    z=None,
+    A=None,
+    D=None,
+    dt_bias=None,
+    initial_state=None,
+    return_state=False,
+    rule="longhorn",
+    reverse=(False,),
+    reduce="none",
+):
+    """Arguments as `vilonghorn.ops.scan`; the results are float64."""
     x, dt, k, q, z, A, D, dt_bias = (None if t is None else t.double() for t in (x, dt, k, q, z, A, D, dt_bias))
-    outputs = []
+    outputs, states = [], []
     for g, flag in enumerate(reverse):
         order = (lambda t: t.flip(1)) if flag else (lambda t: t)
         step = order(dt[g]) if dt_bias is None else order(dt[g]) + dt_bias[g]
-        y = _one_direction(order(x[g]), step, order(k[g]), order(q[g]), None if A is None else A[g], rule)
+        start = x.new_zeros(*x.shape[1::2], k.shape[-1]) if initial_state is None else initial_state[g].double().mT
+        y, state = _one_direction(start, order(x[g]), step, order(k[g]), order(q[g]), None if A is None else A[g], rule)
+        states.append(state.mT)
         if D is not None:
             y = y + D[g] * order(x[g])
         outputs.append(order(y))
     y = torch.stack(outputs)
     if reduce == "mean":
         y = y.sum(0) / len(reverse)
-    return y if z is None else y * z / (1 + torch.exp(-z))
+    y = y if z is None else y * z / (1 + torch.exp(-z))
+    return (y, torch.stack(states)) if return_state else y
 
 
-def _one_direction(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, A: Tensor | None, rule: str) -> Tensor:
-    batch, length, channels = x.shape
-    state = x.new_zeros(batch, channels, k.shape[-1])
+def _one_direction(
+    state: Tensor, x: Tensor, dt: Tensor, k: Tensor, q: Tensor, A: Tensor | None, rule: str
+) -> tuple[Tensor, Tensor]:
+    length = x.shape[1]
     beta, delta = torch.sigmoid(dt), torch.nn.functional.softplus(dt)
     eps = beta / (1 + beta * (k * k).sum(-1, keepdim=True))
     outputs = []
@@ -45,7 +64,7 @@ def _one_direction(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, A: Tensor | None
             decay = torch.exp(delta[:, t, :, None] * A)
             state = decay * state + torch.einsum("bd,bn->bdn", delta[:, t] * x[:, t], k[:, t])
         outputs.append(torch.einsum("bdn,bn->bd", state, q[:, t]))
-    return torch.stack(outputs, 1)
+    return torch.stack(outputs, 1), state
 
 
 def convolution(x, weight, bias, reverse):
@@ -175,8 +194,10 @@ def block_inputs(
     return {name: value.to(dtype) for name, value in values.items()}
 
 
-def inputs(G, B, L, D, N, *, rule, gate=True, seed=0, dtype=torch.float32, key_scale=1.0) -> dict[str, Tensor]:
-    """Random arguments of a scan; A, z, D and dt_bias where the rule and `gate` have them."""
+def inputs(
+    G, B, L, D, N, *, rule, gate=True, state=False, seed=0, dtype=torch.float32, key_scale=1.0
+) -> dict[str, Tensor]:
+    """Random arguments of a scan; A, z, D, dt_bias and a float32 state where the rule, `gate` and `state` have them."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -189,7 +210,10 @@ def inputs(G, B, L, D, N, *, rule, gate=True, seed=0, dtype=torch.float32, key_s
         values |= dict(z=normal(B, L, D), D=normal(G, D), dt_bias=normal(G, D))
     if rule == "mamba":
         values["A"] = -4 * torch.rand(G, D, N, generator=generator, dtype=torch.float64)
-    return {name: value.to(dtype) for name, value in values.items()}
+    values = {name: value.to(dtype) for name, value in values.items()}
+    if state:
+        values["initial_state"] = normal(G, B, N, D).to(torch.promote_types(dtype, torch.float32))
+    return values
 
 
 def heads_inputs(G, B, L, D, N, heads, **options) -> dict[str, Tensor]:
@@ -205,13 +229,15 @@ def heads_oracle(x, dt, k, q, *, dt_bias=None, rule="longhorn_exact", **options)
 
 
 def value_and_grads(function, values: dict[str, Tensor], keep_strides: bool = False, **options) -> dict[str, Tensor]:
-    """y and the gradient of every input for one fixed random cotangent, by name, in float64."""
+    """y, a state and the gradient of every input for fixed random cotangents, by name, in float64."""
     copies = (value.detach() if keep_strides else value.detach().clone() for value in values.values())
     leaves = {name: copy.requires_grad_() for name, copy in zip(values, copies)}
-    y = function(**leaves, **options)
-    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    y.backward(cotangent.to(y))
-    return {"y": y.detach().double(), **{name: leaf.grad.double() for name, leaf in leaves.items()}}
+    results = function(**leaves, **options)
+    outputs, generator = results if isinstance(results, tuple) else (results,), torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in outputs]
+    torch.autograd.backward(outputs, cotangents)
+    named = {name: t.detach().double() for name, t in zip(("y", "state"), outputs)}
+    return named | {name: leaf.grad.double() for name, leaf in leaves.items()}
 
 
 def error(actual: Tensor, expected: Tensor) -> float:

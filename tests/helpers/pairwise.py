@@ -41,11 +41,12 @@ CASES = [
     Case("mamba", 197, 384, (False,), "mean", False, "float32"),
 ]
 # Relative: sums in float32, or the rounding of results and of the oracle's cotangent to shorter types.
-TOLERANCE = dict(float32=1e-6, bfloat16=8e-3, float16=1e-3)
+TOLERANCE = dict(float32=1e-6, bfloat16=1.2e-2, float16=1e-3)
 
 
 def check(scan: Callable, case: Case) -> None:
-    """Compares y and every gradient of `scan` with the oracle."""
+    """Compares y, with a gate also the states, and every gradient of `scan` with the oracle."""
     rule, L, D, reverse, reduce, gate, dtype = case
-    values = inputs(len(reverse), 1, L, D, 16, rule=rule, gate=gate, dtype=getattr(torch, dtype))
-    compare(scan, values, TOLERANCE[dtype], rule=rule, reverse=reverse, reduce=reduce)
+    values = inputs(len(reverse), 1, L, D, 16, rule=rule, gate=gate, state=gate, dtype=getattr(torch, dtype))
+    options = dict(rule=rule, reverse=reverse, reduce=reduce, return_state=gate)
+    compare(scan, values, TOLERANCE[dtype], **options)

@@ -23,10 +23,12 @@ def test_a_nan_is_not_swallowed(backend, rule):
 
 @pytest.mark.parametrize("shape", [(2, 0, 3, 4, 16), (1, 2, 0, 4, 16), (2, 1, 3, 0, 16)], ids=str)
 def test_empty_tensors_give_empty_results_and_zero_gradients(shape, backend, rule):
-    values = inputs(*shape, rule=rule)
-    run = partial(scan, backend=backend, rule=rule, reverse=(False, True)[: shape[0]])
+    values = inputs(*shape, rule=rule, state=True)
+    run = partial(scan, backend=backend, rule=rule, reverse=(False, True)[: shape[0]], return_state=True)
     results = value_and_grads(run, values)
     assert results["y"].shape == values["x"].shape
+    state, gradient = results.pop("state"), results.pop("initial_state")
+    assert torch.equal(state, values["initial_state"].double()) and (gradient.numel() == 0 or gradient.any())
     assert all((result == 0).all() for result in results.values())
 
 
@@ -53,17 +55,19 @@ def test_the_operators_pass_opcheck(backend, rule):
     reduce, dtype = FORMS[rule]
     dtype = dtype if backend in GPU else torch.float32
     # Saved states hold 16 channels or a multiple of them. What pads fewer channels is not set, so it may differ.
-    values = inputs(2, 1, 3 if backend == "triton" else 9, 16, 16, rule=rule, dtype=dtype)  # its interpreter is slow
-    tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
-    options = (rule, [False, True], reduce, backend)
+    length = 3 if backend == "triton" else 9  # its interpreter is slow
+    values = inputs(2, 1, length, 16, 16, rule=rule, state=rule == "mamba", dtype=dtype)
+    tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias", "initial_state")]
+    options = (rule, [False, True], reduce, backend, rule == "mamba")
     leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
     torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*leaves, *options, True))
     tensors[0] = tensors[0].mT.contiguous().mT  # gradients are contiguous whatever the strides of the inputs
-    y, saved_states = torch.ops.vilonghorn.scan(*tensors, *options, True)
-    assert torch.ops.vilonghorn.scan(*tensors, *options, False)[1].numel() == 0  # nothing is kept without gradients
+    y, state, saved_states = torch.ops.vilonghorn.scan(*tensors, *options, True)
+    assert torch.ops.vilonghorn.scan(*tensors, *options, False)[2].numel() == 0  # nothing is kept without gradients
     short = backend in GPU and rule != "longhorn_exact"
     assert saved_states.dtype == (dtype if short else torch.float32)
-    backward = (torch.ones_like(y), saved_states, *tensors, *options, [t is not None for t in tensors])
+    dstate = torch.ones_like(state) if rule == "mamba" else None
+    backward = (torch.ones_like(y), dstate, saved_states, *tensors, *options, [t is not None for t in tensors])
     torch.library.opcheck(torch.ops.vilonghorn.scan_backward.default, backward)
 
 

@@ -48,3 +48,24 @@ def test_the_exact_update_solves_the_online_regression(rule, backend, B, L, D, N
     k, beta = values["k"].unsqueeze(3), torch.sigmoid(values["dt"]).unsqueeze(-1)
     gradient = (s - previous) + beta * ((s * k).sum(-1, keepdim=True) - values["x"].unsqueeze(-1)) * k
     assert gradient.abs().max() < 1e-9 * (1 + s.abs().max()) * (1 + k.abs().max()) ** 2
+
+
+@cases
+def test_a_scan_cut_anywhere_and_continued_equals_the_whole(rule, backend, B, L, D, N, key_scale, seed):
+    reverse = ((False,), (True,), (False, True))[seed % 3]
+    values = inputs(
+        len(reverse), B, L, D, N, rule=rule, state=True, seed=seed, dtype=torch.float64, key_scale=key_scale
+    )
+    state, options = values.pop("initial_state"), dict(rule=rule, backend=backend, return_state=True)
+    y, last = scan(**values, **options, reverse=reverse, initial_state=state)
+    for g, flag in enumerate(reverse):
+        cuts = sorted({0, seed % (L + 1), seed // 7 % (L + 1), L})
+        pieces = list(zip(cuts, cuts[1:]))
+        s = state[g : g + 1]
+        for start, stop in reversed(pieces) if flag else pieces:
+            piece = {name: t[g : g + 1, :, start:stop] for name, t in values.items() if name in ("x", "dt", "k", "q")}
+            piece |= {name: t[g : g + 1] for name, t in values.items() if name in ("A", "D", "dt_bias")}
+            z = values["z"][:, start:stop]
+            part, s = scan(**piece, **options, z=z, reverse=(flag,), initial_state=s)
+            close(part, y[g : g + 1, :, start:stop])
+        close(s, last[g : g + 1])

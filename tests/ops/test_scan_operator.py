@@ -86,6 +86,11 @@ BAD = {
     ),
     "integers": (dict(D=torch.zeros(1, 6, dtype=torch.int32)), TypeError, "D is torch.int32"),
     "devices": (dict(z=torch.zeros(2, 9, 6, device="meta")), (ValueError, RuntimeError), "meta"),
+    "shape of a state": (
+        dict(initial_state=torch.zeros(1, 2, 6, 16)),
+        ValueError,
+        r"initial_state has shape \(1, 2, 6, 16\), expected \(1, 2, 16, 6\)",
+    ),
     "no dt": (dict(dt=None), TypeError, "dt is None, expected a tensor"),
     "a list": (dict(k=[1.0]), TypeError, r"k is \[1.0\], expected a tensor"),
     "unknown backend": (dict(backend="tpu"), ValueError, "no backend 'tpu'"),

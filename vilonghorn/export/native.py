@@ -85,7 +85,10 @@ def _block(*flat: Any) -> tuple[Tensor, ...]:
 def _scan(*flat: Any) -> tuple[Tensor, ...]:
     scan = unflatten(ScanArguments, flat)
     options = dict(rule=scan.rule, reverse=list(scan.reverse), mean=int(scan.reduce == "mean"))
-    return _symbolic("Scan", tuple(tensors(scan)), scan.output_shape, **options), scan.x.new_empty(0)
+    if scan.initial_state is not None or scan.return_state:
+        raise NotImplementedError("files for onnxruntime with --to ort have no operator of a scan with a carried state")
+    y = _symbolic("Scan", tuple(tensors(scan)[:-1]), scan.output_shape, **options)
+    return y, scan.x.new_empty(0), scan.x.new_empty(0)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:  # the default of the operator

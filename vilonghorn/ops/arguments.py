@@ -48,10 +48,12 @@ class ScanArguments(NamedTuple):
     A: Annotated[Tensor | None, "G D N"] = None
     D: Annotated[Tensor | None, "G D"] = None
     dt_bias: Annotated[Tensor | None, "G H"] = None
+    initial_state: Annotated[Tensor | None, "G B N D"] = None
     rule: str = "longhorn"
     reverse: Sequence[int] = (False,)
     reduce: str = "none"
     backend: str | None = None
+    return_state: bool = False
 
     @property
     def sizes(self) -> Sizes:
@@ -77,6 +79,12 @@ class ScanArguments(NamedTuple):
         """(G, B, L, D), or (B, L, D) with reduce="mean"."""
         G, *shape = self.x.shape
         return tuple(shape if self.reduce == "mean" else (G, *shape))
+
+    def new_outputs(self) -> tuple[Tensor, Tensor]:
+        """Memory for y and for the state after the last token, which is empty if it is not returned."""
+        G, B, _, D, N, *_ = self.sizes
+        shape = (G, B, N, D) if self.return_state else 0
+        return self.x.new_empty(self.output_shape), self.x.new_empty(shape, dtype=self.compute_dtype)
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -41,8 +41,8 @@ def conv_silu_scan_order(x: Tensor, weight: Tensor, bias: Tensor, reverse: Seque
     return y.unflatten(2, (G, D)).permute(2, 0, 1, 3)
 
 
-def scan_exportable(args: ScanArguments) -> Tensor:
-    """Runs `scan` in torch's own operators, differentiably.
+def scan_exportable(args: ScanArguments) -> Tensor | Any:
+    """Runs `scan` in torch's own operators, differentiably. Returns as `scan`.
 
     A captured graph holds one loop over any number of tokens (torch's `scan`, an ONNX Scan). An exported graph has no
     gradients.
@@ -52,15 +52,20 @@ def scan_exportable(args: ScanArguments) -> Tensor:
             return scan_exportable(args)
     validate_scan(args)
     if args.has_heads:
-        in_chunks = args.rule == "longhorn_exact" and args.z is None and args.reduce == "none"
+        carries = args.initial_state is not None or args.return_state
+        in_chunks = args.rule == "longhorn_exact" and args.z is None and args.reduce == "none" and not carries
         return scan_in_chunks(args) if in_chunks else scan_exportable(args.with_channel_steps())
     if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
         detached: Any = [t.detach() if isinstance(t, Tensor) else t for t in args]
         args = ScanArguments(*detached)
-    step, tokens = RULES[args.rule].step, prepare(args)
+    step, (tokens, initial) = RULES[args.rule].step, prepare(args)
+
+    def results(state: Tensor, y: Tensor) -> Tensor | Any:
+        y, state = finish(state, y, args)
+        return (y, state) if args.return_state else y
+
     if not torch.compiler.is_compiling():
-        y = run_tokens(args.rule, tokens.initial_state(), *tokens)[1] if args.x.shape[2] else tokens.x
-        return finish(y, args)
+        return results(*(run_tokens(args.rule, initial, *tokens) if args.x.shape[2] else (initial, tokens.x)))
     rows = tokens.q.transpose(-1, -2)  # a row times the state is one node of the loop
     changing: tuple[Tensor, ...] = (tokens.x, tokens.gate, tokens.k, rows)
 
@@ -70,7 +75,7 @@ def scan_exportable(args: ScanArguments) -> Tensor:
         return state, q @ state
 
     changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in changing)  # export fails for views
-    return finish(captured_loop(run_token, tokens.initial_state(), changing, dim=0)[1], args)
+    return results(*captured_loop(run_token, initial, changing, dim=0))
 
 
 def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:

@@ -1,8 +1,8 @@
 """Registers an operator and its gradient with `torch.library`: schema, kernel, fake kernel and autograd.
 
 All operators of this library have one form. Their arguments are a NamedTuple of `arguments`: tensors first, then
-options. The dispatcher gets them flat. The first result is differentiable, the others are saved for backward. Operators
-can be differentiated once, in reverse mode.
+options. The dispatcher gets them flat. The first results are differentiable, the others are saved for backward.
+Operators can be differentiated once, in reverse mode.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,29 +36,33 @@ def register_op(
     forward: Callable,
     fake: Callable,
     backward: Callable,
-) -> Callable[..., Tensor]:
+    num_results: int = 1,
+) -> Callable[..., Any]:
     """Registers `vilonghorn::NAME` and `vilonghorn::NAME_backward` for every device.
 
     Args:
         name: of the operator.
         arguments: the NamedTuple of its arguments, whose annotations are the schema. The last argument is `save`.
         validate: takes the arguments and raises where they do not fit; runs before `forward` and `fake`.
-        num_saved: number of results that are saved for backward.
-        forward: takes (arguments, save) and returns the result, and where `num_saved` is not 0 a tuple of the result
-            and the saved tensors, empty ones without `save`. Its first argument is not empty.
+        num_saved: number of further results, which are saved for backward.
+        forward: takes (arguments, save) and returns a tuple of the results and the saved tensors, empty ones without
+            `save`; of one result alone, this. Its first argument is not empty.
         fake: as `forward`, without computing anything.
-        backward: takes (dy, saved tensors, arguments, wanted) and returns the gradient of each tensor argument. Where
-            `wanted` is 0, it may be None. `dy` is not empty.
+        backward: takes (gradients of the results, saved tensors, arguments, wanted) and returns the gradient of each
+            tensor argument. Where `wanted` is 0, it may be None. The first gradient, dy, is not empty; others may be
+            None.
+        num_results: number of results.
 
     Returns:
-        A function of the arguments that calls the operator and returns its first result. With `checked`, the caller has
-        validated the arguments and nothing sees operators.
+        A function of the arguments that calls the operator and returns its results: a tuple, or one alone. With
+        `checked`, the caller has validated the arguments and nothing sees operators.
     """
     layout = LAYOUTS[arguments]
     fields = ", ".join(f"{SCHEMA_TYPES[kind]} {field}" for field, kind in layout.types.items())
     num_tensors, num_options = len(layout.tensors), len(layout.types) - len(layout.tensors)
-    qualified, results = f"vilonghorn::{name}", ", ".join(["Tensor"] * (1 + num_saved))
-    saved_fields = "".join(f"Tensor saved_{i}, " for i in range(num_saved))
+    qualified, results = f"vilonghorn::{name}", ", ".join(["Tensor"] * (num_results + num_saved))
+    saved_fields = "".join([f"Tensor? dresult_{i}, " for i in range(1, num_results)])
+    saved_fields += "".join(f"Tensor saved_{i}, " for i in range(num_saved))
 
     def define(qualified: str, schema: str, kernel: Callable, fake: Callable) -> None:
         torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
@@ -80,16 +84,17 @@ def register_op(
         *_, save = flat_and_save
         return (forward if args[0].numel() else fake)(args, save)
 
-    def run_backward(dy, *flat):
+    def run_backward(*flat):
         values = iter(flat)
-        saved, args, wanted = [*islice(values, num_saved)], unflatten(arguments, values), next(values)
+        grads, saved = [*islice(values, num_results)], [*islice(values, num_saved)]
+        args, wanted = unflatten(arguments, values), next(values)
         validate(args)  # `.data` of a weight may have another shape by now
-        if not dy.numel():
+        if not grads[0].numel():
             return zeros_like(args, wanted, torch.zeros_like)
-        return [grad for grad, want in zip(backward(dy, saved, args, wanted), wanted) if want]
+        return [grad for grad, want in zip(backward(*grads, saved, args, wanted), wanted) if want]
 
-    def fake_backward(dy, *flat):
-        values = islice(flat, num_saved, None)
+    def fake_backward(*flat):
+        values = islice(flat, num_results + num_saved, None)
         return zeros_like(unflatten(arguments, values), next(values), torch.empty_like)
 
     def zeros_like(args, wanted, make):
@@ -104,23 +109,28 @@ def register_op(
     backward_op = getattr(torch.ops.vilonghorn, f"{name}_backward").default
 
     def setup_context(ctx, inputs, output):
-        values, (_, *saved) = iter(inputs), output if num_saved else (output,)
+        values, saved = iter(inputs), output[num_results:] if num_saved else ()
         ctx.save_for_backward(*saved, *islice(values, num_tensors))
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
         *ctx.options, ctx.save = values
 
-    def apply_backward(ctx, dy, *_):
-        wanted = [int(needed and dy is not None) for needed in islice(ctx.needs_input_grad, num_tensors)]
+    def apply_backward(ctx, *output_grads):
+        dy, *others = output_grads[:num_results]
+        given = dy is not None or any([grad is not None for grad in others])
+        wanted = [int(needed and given) for needed in islice(ctx.needs_input_grad, num_tensors)]
         grads = iter(())
         if any(wanted):
             if not ctx.save:
                 raise RuntimeError(f"{qualified} was called with save=False, which saves nothing for a backward")
             values = iter(kept := ctx.saved_tensors)  # read once: non-reentrant checkpointing recomputes at each read
             saved = [t.contiguous() for t in islice(values, num_saved)]  # hooks may change strides
-            direct = not torch.is_grad_enabled() and sees_no_operators((dy, *kept))
+            flat = [*values, *ctx.options]
+            if dy is None:
+                dy = torch.zeros_like(fake(unflatten(arguments, flat), False)[0])
+            direct = not torch.is_grad_enabled() and sees_no_operators((dy, *others, *kept))
             call = run_backward if direct else backward_op
-            grads = iter(call(dy, *saved, *values, *ctx.options, wanted))
+            grads = iter(call(dy, *others, *saved, *flat, wanted))
         return *(next(grads) if want else None for want in wanted), *(None,) * (num_options + 1)
 
     def refuse(ctx, *_):
@@ -141,7 +151,7 @@ def register_op(
 
         backward = staticmethod(apply_backward)
 
-    def run(args: NamedTuple, checked: bool = False) -> Tensor:
+    def run(args: NamedTuple, checked: bool = False) -> Any:
         flat, tracing = flatten(args), is_tracing(args[0])
         given = [*islice(flat, num_tensors)]
         save, direct = needs_grad(given), checked or not tracing and sees_no_operators(given)
@@ -155,6 +165,6 @@ def register_op(
             results = (forward if args[0].numel() else fake)(args, save)
         else:
             results = op(*flat, save)
-        return results[0] if num_saved else results
+        return results[:num_results] if num_results > 1 else results[0] if num_saved else results
 
     return run

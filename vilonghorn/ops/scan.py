@@ -5,6 +5,7 @@ The backends compute it, and `backends.choose` picks one. Autograd, `torch.compi
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -25,14 +26,16 @@ def scan(
     A: Tensor | None = None,
     D: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False,),
     reduce: str = "none",
     backend: str | None = None,
-) -> Tensor:
+) -> Tensor | Any:
     """Runs a selective state-space recurrence over L tokens, for G directions at once.
 
-    For each direction, sequence and channel i, with a state s of N numbers that starts at zero:
+    For each direction, sequence and channel i, with a state s of N numbers that starts at `initial_state`:
 
     - "longhorn": eps = beta_i / (1 + beta_i |k|^2), beta_i = sigmoid(dt_i + dt_bias_i);
       s <- (1 - eps k^2) s + eps x_i k  (diagonal form of Longhorn, Liu et al., arXiv 2407.14207)
@@ -52,13 +55,18 @@ def scan(
         A: decay rates, negative, (G, D, N); for rule "mamba" only, which needs it.
         D: skip weights, (G, D). Default: no skip.
         dt_bias: bias of dt, (G, D) or (G, H). Default: none.
+        initial_state: the states before the first token that each direction reads, (G, B, N, D). Default: zeros.
+        return_state: also return the states after the last token that each direction reads (default: False). A
+            sequence may be cut anywhere: with the state of one piece as `initial_state` of the next, the pieces give
+            what the whole gives.
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True scans from the last token to the first.
         reduce: "none" (default) keeps the directions apart, "mean" averages them before the gate.
         backend: a name of `vilonghorn.ops.backends()` to insist on; default: the first that can run on x's device.
 
     Returns:
-        y, of x's dtype: (G, B, L, D), or (B, L, D) with reduce="mean".
+        y, of x's dtype: (G, B, L, D), or (B, L, D) with reduce="mean". With `return_state`, y and the states,
+        (G, B, N, D), float32 (float64 for float64 inputs).
 
     Raises:
         ValueError: unknown rule, reduction or backend; shapes, devices or A that do not fit.
@@ -73,19 +81,30 @@ def scan(
         # Activations share the autocast dtype. A, D and dt_bias keep theirs: gates and states are float32 anyway.
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
-    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend)
+    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, initial_state, rule, flags, reduce, backend, bool(return_state))
     if args.has_heads:
         validate_scan(args)
         args = expand_heads(args)
-    return _run(args)
+    y, state = _run(args)
+    if not args.return_state:
+        return y
+    if not x.shape[2]:  # no token: the operator runs nothing
+        zeros = x.new_zeros(state.shape, dtype=state.dtype)
+        state = zeros if initial_state is None else initial_state.to(state.dtype) + zeros
+    return y, state
+
+
+def _backward(dy: Tensor, dstate: Tensor | None, saved: Sequence[Tensor], args: ScanArguments, wanted: Any) -> tuple:
+    return choose(args).backward(dy, dstate if args.return_state else None, args, *saved)
 
 
 _run = register_op(
     "scan",
     ScanArguments,
     validate_scan,
+    num_results=2,
     num_saved=1,
     forward=lambda args, save: choose(args).forward(args, save),
-    fake=lambda args, save: (args.x.new_empty(args.output_shape), choose(args).empty_states(args, save)),
-    backward=lambda dy, saved, args, wanted: choose(args).backward(dy, args, *saved),
+    fake=lambda args, save: (*args.new_outputs(), choose(args).empty_states(args, save)),
+    backward=_backward,
 )

@@ -65,7 +65,7 @@ def test_a_rule_that_the_library_lacks_is_an_error(number, monkeypatch):
     for call in (
         lambda: cpu.forward(scan, True),
         lambda: cpu.forward(scan._replace(rule="none"), True),
-        lambda: cpu.backward(values["x"], scan, saved[0]),
+        lambda: cpu.backward(values["x"], None, scan, saved[0]),
         lambda: cpu.mamba_inner_forward(inner, True),
         lambda: cpu.mamba_inner_backward(values["x"][0], inner, *saved[:2]),
         lambda: cpu.block_forward(block, False),

@@ -136,7 +136,7 @@ def test_a_rule_that_the_kernels_lack_is_an_error(number, monkeypatch):
     monkeypatch.setitem(RULES, "gru", RULES["longhorn"]._replace(name="gru", number=number))
     values = inputs(1, 1, 3, 4, 16, rule="longhorn")
     args = ScanArguments(**values, rule="gru")
-    for call in (lambda: cuda.forward(args, True), lambda: cuda.backward(values["x"], args, torch.zeros(4096))):
+    for call in (lambda: cuda.forward(args, True), lambda: cuda.backward(values["x"], None, args, torch.zeros(4096))):
         with pytest.raises(RuntimeError, match="scan: .*the kernels do not implement this rule"):
             call()
 

@@ -30,14 +30,20 @@ class Backend(Protocol):
     def empty_states(self, args: ScanArguments, save: bool) -> Tensor:
         """Memory for the states that forward saves, in one dimension; an empty tensor without `save`."""
 
-    def forward(self, args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Runs a scan of validated arguments.
 
-        Returns y and the saved states, as `empty_states`; their layout is the backend's own.
+        Returns y and the last state, as `ScanArguments.new_outputs`, and the saved states, as `empty_states`, whose
+        layout is the backend's own.
         """
 
-    def backward(self, dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of x, dt, k, q, z, A, D and dt_bias, contiguous and of their dtypes; None for those absent."""
+    def backward(
+        self, dy: Tensor, dstate: Tensor | None, args: ScanArguments, saved_states: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of the tensors of `args`, contiguous and of their dtypes; None for those absent.
+
+        `dstate` is the gradient of the last state; None for zeros.
+        """
 
     def conv_forward(self, args: ConvArguments) -> Tensor:
         """Runs `conv_silu` of validated arguments. Only those in `CONV_BACKENDS` have it."""

@@ -21,7 +21,7 @@ from ... import __version__
 from ..arguments import LAYOUTS, BlockArguments, ConvArguments, ScanArguments, named_tensors
 from ..rules import NO_RULE, RULES
 
-ABI = 21  # VL_ABI
+ABI = 22  # VL_ABI
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # in the order of VL_FLOAT32, ...
@@ -122,13 +122,14 @@ SCAN = Struct(
     "i rule mean dtype threads",
     "P reverse",
     "input x dt k q z",
-    "P A D dt_bias y saved_states accumulator",
+    "P A D dt_bias initial_state y saved_states final_state accumulator",
     "input dy",
+    "P dfinal_state",
     "P dx ddt dk dq",
     "q dk_step",
     "P dz",
     "q dz_step",
-    "P dA dD ddt_bias partials",
+    "P dA dD ddt_bias dinitial_state partials",
 )
 MAMBA_INNER = Struct(  # `dxz` is the gradient of the mixer's input, VlMambaInner.dx
     SCAN,
@@ -259,23 +260,31 @@ class ScanParams(Params):
         self.args = args
         for name in ("x", "dt", "k", "q", "z"):
             self.activation(name, getattr(args, name))
-        for name in ("A", "D", "dt_bias"):
+        for name in ("A", "D", "dt_bias", "initial_state"):
             self.parameter(name, getattr(args, name))
         self.saved_state_shape = args.sizes.saved_state_shape(chunk, lanes)
 
-    def forward_outputs(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Allocates y; returns it and `states`, which the kernel writes if they are not empty."""
-        self.pointer("saved_states", states)
-        return self.output("y", self.args.output_shape), states
+    def forward_outputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Allocates y and the last state; returns them and `states`, which the kernel writes if they are not empty."""
+        y, state = self.args.new_outputs()
+        for name, t in (("saved_states", states), ("final_state", state)):
+            self.pointer(name, t)
+        return self.pointer("y", y.to(self.dtype)), state, states
 
     def backward_outputs(
-        self, dy: Tensor, saved_states: Tensor, key_dtype: torch.dtype, out: Mapping[str, Tensor] = {}
+        self,
+        dy: Tensor,
+        dstate: Tensor | None,
+        saved_states: Tensor,
+        key_dtype: torch.dtype,
+        out: Mapping[str, Tensor] = {},
     ) -> dict[str, Tensor | None]:
         """Sets the inputs of backward, and allocates the gradients of the tensors, by the tensors' names.
 
         dk and dq have `key_dtype`, and channel splits as axis 0. `out` may hold tensors for those of k, q and z.
         """
         self.activation("dy", dy)
+        self.parameter("dfinal_state", dstate)
         self.pointer("saved_states", saved_states)
         splits = self.fields["channel_splits"]
         axes = (splits,) if splits > 1 else ()

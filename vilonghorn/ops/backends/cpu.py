@@ -110,18 +110,18 @@ def empty_states(args: ScanArguments | MambaInnerArguments | BlockArguments, sav
     return args.sizes.empty_states(args[0], STATE_EVERY, LANES, dtype, save)
 
 
-def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
+def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
     params = _share_work(ScanParams(args, args.compute_dtype, STATE_EVERY, LANES))
-    y, states = params.forward_outputs(empty_states(args, save))
+    y, state, states = params.forward_outputs(empty_states(args, save))
     _check(library.vl_scan_forward(params.pack(), _isa))
-    return y.to(args.x.dtype), states
+    return y.to(args.x.dtype), state, states
 
 
-def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
+def backward(dy: Tensor, dstate: Tensor | None, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
     params = _share_work(ScanParams(args, args.compute_dtype, STATE_EVERY, LANES))
-    grads = params.backward_outputs(dy, saved_states, params.dtype)
+    grads = params.backward_outputs(dy, dstate, saved_states, params.dtype)
     _check(library.vl_scan_backward(params.pack(), _isa))
     if params.fields["channel_splits"] > 1:
         grads |= {name: grads[name].sum(0) for name in ("k", "q")}

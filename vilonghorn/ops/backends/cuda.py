@@ -8,6 +8,7 @@ import ctypes
 import functools
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,16 +83,16 @@ def empty_states(args: ScanArguments | MambaInnerArguments, save: bool) -> Tenso
     return args.sizes.empty_states(args[0], STATE_EVERY, LANES, kernel_state_dtype(args[0].dtype, args.rule), save)
 
 
-def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
+def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
     params = _CudaParams(args)
-    y, saved_states = params.forward_outputs(empty_states(args, save))
+    outputs = params.forward_outputs(empty_states(args, save))
     params.run(_open()[0].vl_cuda_scan_forward, accumulate=args.reduce == "mean")
-    return y, saved_states
+    return outputs
 
 
 def backward(
-    dy: Tensor, args: ScanArguments, saved_states: Tensor, out: Mapping[str, Tensor] = {}
+    dy: Tensor, dstate: Tensor | None, args: ScanArguments, saved_states: Tensor, out: Mapping[str, Tensor] = {}
 ) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`.
 
@@ -101,7 +102,7 @@ def backward(
     params = _CudaParams(args)
     if saved_states.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
         saved_states = saved_states.clone()
-    grads = params.backward_outputs(dy, saved_states, params.dtype, out)
+    grads = params.backward_outputs(dy, dstate, saved_states, params.dtype, out)
     params.fields["dk_step"] = grads["k"].stride(2)
     if args.z is not None:
         params.fields["dz_step"] = grads["z"].stride(1)
@@ -162,7 +163,7 @@ def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
     u = conv_forward(_conv_within(args))
     projected = torch.bmm(u.view(G, B * L, D), weights.x_proj.mT)  # (G, B * L, R + 2N)
     dt = torch.bmm(projected.narrow(2, 0, R), weights.dt_proj.mT).view(G, B, L, weights.dt_proj.shape[1])
-    y, saved_states = (triton.forward if args.in_chunks else forward)(_scan_within(args, u, projected, dt), save)
+    y, _, saved_states = (triton.forward if args.in_chunks else forward)(_scan_within(args, u, projected, dt), save)
     saved = u, projected, dt, saved_states
     return y, *(saved if save else (t.new_empty(0) for t in saved))
 
@@ -180,7 +181,7 @@ def mamba_inner_backward(
     rows = dprojected.view(G, B, L, R + 2 * N)
     dk, dq = rows.narrow(3, R, N), rows.narrow(3, R + N, N)
     scan, run = _scan_within(args, u, projected, dt), triton.backward if args.in_chunks else backward
-    du, ddt, *_, dA, dD, ddt_bias = run(dy, scan, saved_states, dict(k=dk, q=dq, z=dz))
+    du, ddt, *_, dA, dD, ddt_bias, _ = run(dy, None, scan, saved_states, dict(k=dk, q=dq, z=dz))
     ddt, u = ddt.flatten(1, 2), u.flatten(1, 2)
     torch.bmm(ddt, weights.dt_proj, out=dprojected.narrow(2, 0, R))
     du.flatten(1, 2).baddbmm_(dprojected, weights.x_proj)
@@ -229,7 +230,8 @@ def _scan_within(args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Te
     (G, B, L, D, N, _, R, _), weights = args.sizes, args.weights
     rows, z = projected.view(G, B, L, R + 2 * N), args.xz.narrow(2, D, D)
     k, q = rows.narrow(3, R, N), rows.narrow(3, R + N, N)  # slices by `[...]` take twice as long
-    return ScanArguments(u, dt, k, q, z, weights.A, weights.D, weights.dt_bias, args.rule, args.reverse, "mean")
+    options: dict[str, Any] = dict(rule=args.rule, reverse=args.reverse, reduce="mean")
+    return ScanArguments(u, dt, k, q, z, weights.A, weights.D, weights.dt_bias, **options)
 
 
 class _CudaParams(ScanParams):

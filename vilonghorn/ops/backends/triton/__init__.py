@@ -56,6 +56,7 @@ def _no_gpu(device: int | None) -> str | None:
 # Arguments of the kernels
 Inputs = namedtuple("Inputs", "x dt k q z dy D dt_bias")  # tensors, None if absent, or all their strides but the last
 Outputs = namedtuple("Outputs", "x dt k q z z_strides D dt_bias sums")  # gradients, memory for sums over directions
+Ends = namedtuple("Ends", "given result")  # the first and the last state, or in backward their gradients reversed
 Sums = namedtuple("Sums", "k q dt")  # what `sum_shares` writes, or its strides
 SumConfig = namedtuple("SumConfig", "CHUNK N PADDED")
 ChunkConfig = namedtuple("ChunkConfig", "CHUNK DOUBLINGS BLOCK N PADDED PRECISION")
@@ -95,23 +96,24 @@ def empty_states(args: ScanArguments | MambaInnerArguments, save: bool) -> Tenso
     return args.sizes.empty_states(like, STATE_EVERY, LANES, kernel_state_dtype(like.dtype, args.rule), save)
 
 
-def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
+def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Runs a scan, in chunks if it has heads; see `Backend`."""
     launch, saved_states = _Launch(args), empty_states(args, save)
-    y = torch.empty(args.output_shape, dtype=args.x.dtype, device=args.x.device)
+    y, state = args.new_outputs()
+    ends = Ends(_contiguous(args.initial_state), state if args.return_state else None)
     if args.has_heads:
         from .chunks import chunks_forward
 
-        launch(chunks_forward, y, saved_states if save else None)
+        launch(chunks_forward, ends, y, saved_states if save else None)
     else:
         from .kernels import scan_forward
 
-        launch(scan_forward, launch.A, y, launch.sums_for(y), saved_states if save else None)
-    return y, saved_states
+        launch(scan_forward, ends, launch.A, y, launch.sums_for(y), saved_states if save else None)
+    return y, state, saved_states
 
 
 def backward(
-    dy: Tensor, args: ScanArguments, saved_states: Tensor, out: Mapping[str, Tensor] = {}
+    dy: Tensor, dstate: Tensor | None, args: ScanArguments, saved_states: Tensor, out: Mapping[str, Tensor] = {}
 ) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`. `out` is as in `cuda.backward`."""
     from .tiles import sum_shares
@@ -119,6 +121,8 @@ def backward(
     launch, (G, B, L, D, N, *_, H) = _Launch(args, dy), args.sizes
     dx, ddt = args.x.new_empty(args.x.shape), args.dt.new_empty(args.dt.shape)
     keys, steps = launch.empty(launch.blocks, G, B, L, 2 * N), None  # each program's share of dk and dq, and of ddt
+    dinitial = None if args.initial_state is None else launch.empty(G, B, N, D)
+    ends = Ends(_contiguous(dstate), dinitial)
     dz, dz_strides, sums = None, (0, 0, 0), None
     if args.z is not None:
         one = args.reduce == "mean" or G == 1  # gradient of z; else one for each direction, added here
@@ -130,7 +134,7 @@ def backward(
 
         steps, dD, dA = launch.empty(launch.blocks, G, B, L), launch.empty(B, G, D), None
         outputs = Outputs(dx, steps, *keys.chunk(2, -1), dz, dz_strides, None if args.D is None else dD, None, None)
-        launch(chunks_backward, saved_states, outputs)
+        launch(chunks_backward, ends, saved_states, outputs)
         dD, ddt_bias = dD.sum(0), steps.view(H, launch.blocks // H, G, B * L).sum((1, 3)).T
     else:
         from .kernels import scan_backward
@@ -141,7 +145,7 @@ def backward(
             None if t is None else launch.empty(B, G, launch.blocks * width) for t in (args.D, args.dt_bias)
         )
         outputs = Outputs(dx, ddt, *keys.chunk(2, -1), dz, dz_strides, dD, ddt_bias, sums)
-        launch(scan_backward, launch.A, saved_states, dA, outputs)
+        launch(scan_backward, ends, launch.A, saved_states, dA, outputs)
         dA = None if dA is None else dA.sum(0).transpose(2, 3).flatten(1, 2)[:, :D]
         dD, ddt_bias = (None if t is None else t.sum(0)[:, :D] for t in (dD, ddt_bias))
     dk, dq = (out[name] if name in out else t.new_empty(t.shape) for name, t in (("k", args.k), ("q", args.q)))
@@ -149,7 +153,7 @@ def backward(
     strides = Sums(*(t.stride()[:-1] for t in written))
     config, grid = SumConfig(CHUNK, N, 1 << (N - 1).bit_length()), (-(-L // CHUNK), B, G)
     launch.run(sum_shares, grid, keys, steps, written, strides, L, launch.blocks, launch.blocks // H, config)
-    grads = (dx, ddt, dk, dq, dz.sum(0) if dz is not None and dz.dim() == 4 else dz, dA, dD, ddt_bias)
+    grads = (dx, ddt, dk, dq, dz.sum(0) if dz is not None and dz.dim() == 4 else dz, dA, dD, ddt_bias, dinitial)
     pairs = zip(named_tensors(args).items(), grads)
     return tuple(None if t is None else g if name in out else g.to(t.dtype).contiguous() for (name, t), g in pairs)
 
@@ -206,6 +210,10 @@ class _Launch:
         if self.args.reduce == "none" or len(self.args.reverse) == 1:
             return None
         return output if output.dtype == torch.float32 else self.empty(*output.shape)
+
+
+def _contiguous(state: Tensor | None) -> Tensor | None:
+    return None if state is None else state.contiguous()
 
 
 def _rows(t: Tensor) -> Tensor:

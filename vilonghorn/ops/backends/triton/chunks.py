@@ -75,7 +75,7 @@ def state_offsets(i, p, num_chunks, channels, CONFIG: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["length", "reverse"])
-def chunks_forward(inputs, strides, y, states, length, width, channels, reverse, CONFIG: tl.constexpr):
+def chunks_forward(inputs, strides, ends, y, states, length, width, channels, reverse, CONFIG: tl.constexpr):
     """Writes y, (directions, batch, length, channels), and the state before each chunk into `states`, if given."""
     p = this_program(inputs, strides, length, width, reverse, CONFIG)
     y_row = output_row(y, p.g * tl.num_programs(0) + p.b, length, channels)
@@ -84,12 +84,14 @@ def chunks_forward(inputs, strides, y, states, length, width, channels, reverse,
     BLOCK: tl.constexpr = CONFIG.BLOCK
     if inputs.z is not None:
         z_row = input_row(inputs.z, strides.z, p.g, p.b)
-    state = tl.zeros((PADDED, BLOCK), tl.float32)
+    state, mask = tl.zeros((PADDED, BLOCK), tl.float32), tl.trans(p.n_mask) & p.c_mask
+    if ends.given is not None:
+        state = tl.load(ends.given + state_offsets(0, p, 1, channels, CONFIG), mask, 0.0).to(tl.float32)
     num_chunks = tl.cdiv(length, CONFIG.CHUNK)
     for i in range(num_chunks):
         if states is not None:
             at = state_offsets(i, p, num_chunks, channels, CONFIG)
-            tl.store(states + at, state, tl.trans(p.n_mask) & p.c_mask)
+            tl.store(states + at, state, mask)
         chunk = load_chunk(i, p, CONFIG)
         error = chunk.x - product(chunk.k, state, CONFIG)
         added = product(chunk.inverse, chunk.eps * error, CONFIG)
@@ -99,10 +101,12 @@ def chunks_forward(inputs, strides, y, states, length, width, channels, reverse,
             out *= z_t * tl.sigmoid(z_t)
         store_row(y_row, chunk.t, p.c, out, chunk.exists & p.c_mask)
         state += product(tl.trans(chunk.k), added, CONFIG)
+    if ends.result is not None:
+        tl.store(ends.result + state_offsets(0, p, 1, channels, CONFIG), state, mask)
 
 
 @triton.jit(do_not_specialize=["length", "reverse"])
-def chunks_backward(inputs, strides, states, outputs, length, width, channels, reverse, CONFIG: tl.constexpr):
+def chunks_backward(inputs, strides, ends, states, outputs, length, width, channels, reverse, CONFIG: tl.constexpr):
     """Writes dx; dD of each sequence; and each program's share of ddt, dk and dq, which the caller sums."""
     p = this_program(inputs, strides, length, width, reverse, CONFIG)
     CHUNK: tl.constexpr = CONFIG.CHUNK
@@ -121,12 +125,14 @@ def chunks_backward(inputs, strides, states, outputs, length, width, channels, r
     PADDED: tl.constexpr = CONFIG.PADDED
     BLOCK: tl.constexpr = CONFIG.BLOCK
     skip, skip_grad = channel_parameter(inputs.D, strides.D, p.g, p), tl.zeros((1, BLOCK), tl.float32)
-    grad = tl.zeros((PADDED, BLOCK), tl.float32)  # of the state after the chunk
+    grad, mask = tl.zeros((PADDED, BLOCK), tl.float32), tl.trans(p.n_mask) & p.c_mask  # of the state after the chunk
+    if ends.given is not None:
+        grad = tl.load(ends.given + state_offsets(0, p, 1, channels, CONFIG), mask, 0.0).to(tl.float32)
     num_chunks = tl.cdiv(length, CONFIG.CHUNK)
     for turn in range(num_chunks):
         i = num_chunks - 1 - turn
         chunk = load_chunk(i, p, CONFIG)
-        state = tl.load(states + state_offsets(i, p, num_chunks, channels, CONFIG), tl.trans(p.n_mask) & p.c_mask, 0.0)
+        state = tl.load(states + state_offsets(i, p, num_chunks, channels, CONFIG), mask, 0.0)
         error = chunk.x - product(chunk.k, state, CONFIG)
         added = product(chunk.inverse, chunk.eps * error, CONFIG)
         dy_t = load_row(dy_row, chunk.t, p.c, chunk.exists & p.c_mask).to(tl.float32)
@@ -154,5 +160,7 @@ def chunks_backward(inputs, strides, states, outputs, length, width, channels, r
         store_row(ddt_row, chunk.t, 0, deps * chunk.eps * chunk.slope, chunk.exists)
         store_row(dk_row, chunk.t, p.n, dk, chunk.exists & p.n_mask)
         store_row(dq_row, chunk.t, p.n, dq, chunk.exists & p.n_mask)
+    if ends.result is not None:
+        tl.store(ends.result + state_offsets(0, p, 1, channels, CONFIG), grad, mask)
     if outputs.D is not None:
         tl.store(outputs.D + (p.b * tl.num_programs(2) + p.g) * channels + p.c, skip_grad, p.c_mask)

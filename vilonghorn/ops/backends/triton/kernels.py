@@ -9,12 +9,14 @@ from .tiles import (
     input_row,
     input_rows,
     load_row,
+    load_state,
     load_tile,
     load_token,
     of_channels,
     of_states,
     output_row,
     store_row,
+    store_state,
     store_tile,
     sum_channels,
     sum_masks,
@@ -26,8 +28,8 @@ from .tiles import (
 
 
 @triton.jit(do_not_specialize=["length", "reverse"], do_not_specialize_on_alignment=["A", "saved_states"])
-def scan_forward(inputs, strides, A, y, sums, saved_states, channels, length, reverse, CONFIG: tl.constexpr):
-    """Writes y, and into `saved_states` the state before every STATE_EVERY-th token.
+def scan_forward(inputs, strides, ends, A, y, sums, saved_states, channels, length, reverse, CONFIG: tl.constexpr):
+    """Writes y and the last state, if asked for, and into `saved_states` the state before every STATE_EVERY-th token.
 
     In memory a tile is (blocks, N, CR * CL): A, float32, is (directions,) + tiles, `saved_states`, float32 or bfloat16,
     (directions, batch, chunks) + tiles. With MEAN a program runs all directions in turn and adds them up in `sums`,
@@ -51,7 +53,7 @@ def scan_forward(inputs, strides, A, y, sums, saved_states, channels, length, re
         skip = channel_parameter(inputs.D, strides.D, g, p)
         bias = channel_parameter(inputs.dt_bias, strides.dt_bias, g, p)
         rate = load_tile(A, p, g, CONFIG) * LOG2E
-        state = zero_tile(CONFIG)
+        state = load_state(ends.given, p, sequence, CONFIG)
 
         # The inputs of a step are loaded during the step before.
         c_here, n_here = token_masks(p, length > 0, CONFIG)
@@ -81,10 +83,11 @@ def scan_forward(inputs, strides, A, y, sums, saved_states, channels, length, re
                 y_t *= z_t * tl.sigmoid(z_t)
             store_row(y_row, t, p.c, y_t, written)
             t += move
+        store_state(ends.result, p, sequence, state, CONFIG)
 
 
 @triton.jit(do_not_specialize=["length", "reverse"], do_not_specialize_on_alignment=["A", "saved_states", "dA"])
-def scan_backward(inputs, strides, A, saved_states, dA, outputs, channels, length, reverse, CONFIG: tl.constexpr):
+def scan_backward(inputs, strides, ends, A, saved_states, dA, outputs, channels, length, reverse, CONFIG: tl.constexpr):
     """Writes the gradients: the adjoint recurrence from the last token to the first, HELD tokens at a time.
 
     The states of HELD tokens are recomputed from the saved state before them and kept in registers. In `outputs`, k and
@@ -115,7 +118,7 @@ def scan_backward(inputs, strides, A, saved_states, dA, outputs, channels, lengt
         bias = channel_parameter(inputs.dt_bias, strides.dt_bias, g, p)
         skip_grad, bias_grad = tl.zeros(p.c.shape, tl.float32), tl.zeros(p.c.shape, tl.float32)
         rate, rate_grad = load_tile(A, p, g, CONFIG) * LOG2E, zero_tile(CONFIG)
-        grad = zero_tile(CONFIG)
+        grad = load_state(ends.given, p, sequence, CONFIG)
 
         parts = tl.cdiv(length, HELD)
         for part in range(parts):
@@ -190,6 +193,7 @@ def scan_backward(inputs, strides, A, saved_states, dA, outputs, channels, lengt
                 store_row(dk_row, here, p.n, dk_t, n_here)
                 store_row(dq_row, here, p.n, dq_t, n_here)
 
+        store_state(ends.result, p, sequence, grad, CONFIG)
         row = p.b * CONFIG.DIRECTIONS + g
         at = (row * tl.num_programs(1) + p.block) * (CONFIG.TILE.CR * CONFIG.TILE.CL) + p.local
         if outputs.D is not None:

@@ -81,6 +81,23 @@ def store_tile(base, p, row, tile, CONFIG: tl.constexpr):  # noqa: D103
 
 
 @triton.jit
+def load_state(base, p, sequence, CONFIG: tl.constexpr):
+    """The program's part of (sequences, N, channels), zero where `base` is None."""
+    if base is None:
+        return zero_tile(CONFIG)
+    else:
+        at = (sequence * CONFIG.N + of_states(p.n)) * p.channels + of_channels(p.c)
+        return tl.load(base + at, of_channels(p.c_mask) & of_states(p.n_mask), 0.0).to(tl.float32)
+
+
+@triton.jit
+def store_state(base, p, sequence, state, CONFIG: tl.constexpr):  # noqa: D103
+    if base is not None:
+        at = (sequence * CONFIG.N + of_states(p.n)) * p.channels + of_channels(p.c)
+        tl.store(base + at, state, of_channels(p.c_mask) & of_states(p.n_mask))
+
+
+@triton.jit
 def channel_parameter(parameter, strides, g, p):
     """D or dt_bias of direction g, (CR, CL); zeros if absent."""
     if parameter is None:
