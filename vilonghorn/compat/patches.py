@@ -15,7 +15,6 @@ OLD_TIMM = {
     f"timm.models.{old}": f"timm.models._{old}" for old in ("registry", "helpers", "features", "hub", "factory")
 }
 OLD_TIMM |= {"timm.models.fx_features": "timm.models._features_fx", "timm.models.layers": "timm.layers"}
-OLD_TIMM |= {f"timm.models.layers.{name}": f"timm.layers.{name}" for name in ("drop", "helpers", "norm", "weight_init")}
 
 
 def apply() -> list[Callable[[], Any]]:
