@@ -26,13 +26,23 @@ def test_every_name_of_the_table_is_imported_as_public_code_does():
     compat.install()
     for name, members in compat.MODULES.items():
         scope: dict = {}
-        exec(f"import {name}\nimport {name} as module\nfrom {name} import {', '.join(members)}", scope)
+        names: dict = {}
+        for member in members:
+            by_name = dict.fromkeys([member]) if isinstance(member, str) else member
+            names |= by_name if isinstance(by_name, dict) else {member.__name__: member}
+        exec(f"import {name}\nimport {name} as module\nfrom {name} import {', '.join(names)}", scope)
         assert scope["module"] is sys.modules[name] and importlib.util.find_spec(name) is not None
-        for member, value in members.items():
-            assert value is None or isinstance(value, dict) or scope[member] is value
+        assert all(value is None or scope[key] is value for key, value in names.items())
+    from mamba_ssm import Mamba
+    from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, selective_scan_ref
+    from mamba_ssm.ops.triton.layernorm_gated import RMSNorm
     from selective_scan_vmamba import selective_scan_cuda_core
 
     assert selective_scan_cuda_core.fwd is compat.selective_scan.vmamba_fwd
+    assert RMSNorm is compat.norms.GatedRMSNorm and Mamba is compat.mamba.Mamba
+    assert (
+        selective_scan_ref is compat.selective_scan.selective_scan_fn and mamba_inner_fn is compat.mamba.mamba_inner_fn
+    )
 
 
 def test_uninstall_takes_everything_back_and_a_second_call_changes_nothing():

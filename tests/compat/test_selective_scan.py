@@ -71,6 +71,53 @@ def test_any_number_of_states(states):
     plain.agree(scan, lambda **t: plain.selective_scan(**t, delta_softplus=True)[0], tensors)
 
 
+@pytest.mark.parametrize("form", ["bnl", "dn", 2])
+@pytest.mark.parametrize("states", [4, 70])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_states_are_carried_with_their_gradients(form, states, has_state):
+    tensors = inputs(states=states, B=form, C=form)
+    tensors |= dict(state=torch.randn(2, 6, states) if has_state else None)
+    plain.agree(
+        lambda **t: scan(return_last_state=True, **t),
+        lambda **t: plain.selective_scan(**t, delta_softplus=True),
+        tensors,
+    )
+    whole, last = scan(return_last_state=True, **tensors)
+    cut = {n: None if t is None else t.split((4, 5), -1) for n, t in tensors.items() if n in ("u", "delta", "z")}
+    keys = {n: (tensors[n],) * 2 if form == "dn" else tensors[n].split((4, 5), -1) for n in ("B", "C")}
+    pieces, state = [], tensors["state"]
+    for i in range(2):
+        piece = tensors | {n: parts[i] for n, parts in {**cut, **keys}.items()}
+        y, state = scan(return_last_state=True, **piece | dict(state=state))
+        pieces.append(y)
+    plain.close(torch.cat(pieces, -1), whole.detach())
+    plain.close(state, last.detach())
+
+
+@pytest.mark.parametrize("has_z", [False, True])
+@pytest.mark.parametrize("softplus", [False, True])
+def test_the_extension_of_mamba_ssm(has_z, softplus):
+    tensors = inputs(B=2, C=2)
+    tensors = tensors if softplus else steps_of_at_least_zero(tensors)
+    u, delta, A, B, C, D, z, delta_bias = tensors.values()
+    z = z if has_z else None
+    out, x, *gated = ours.cuda_fwd(u, delta, A, B, C, D, z, delta_bias, softplus)
+    given_ = {n: t.double().requires_grad_() for n, t in (tensors | dict(z=z)).items() if t is not None}
+    before, last = plain.selective_scan(**given_ | dict(z=None), delta_softplus=softplus)
+    expected, _ = plain.selective_scan(**given_, delta_softplus=softplus)
+    plain.close(out, before.detach()), plain.close(x[:, :, -1, 1::2], last.detach())
+    assert len(gated) == has_z and all(plain.close(y, expected.detach()) is None for y in gated)
+    dout, dz = torch.randn_like(u), torch.empty_like(u) if has_z else None
+    grads = ours.cuda_bwd(u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, softplus, True)
+    names = ["u", "delta", "A", "B", "C", "D", "delta_bias", *(["z"] if has_z else [])]
+    wanted = dict(zip(given_, torch.autograd.grad(expected, list(given_.values()), dout.double())))
+    for name, grad in zip(names, grads):
+        assert (grad is None) == (name not in wanted)
+        grad is None or plain.close(grad, wanted[name], 6e-6)
+    assert len(grads) == (9 if has_z else 7) and (not has_z or grads[7] is dz)
+    not has_z or plain.close(grads[8], expected.detach())
+
+
 @pytest.mark.parametrize("step", [0.0, 1e-30, 1e-6, 1e-3, 0.1, 30.0])
 def test_steps_without_softplus_are_exact_down_to_zero(step):
     tensors = inputs(length=3) | dict(delta=torch.full((2, 6, 3), step), delta_bias=None)

@@ -39,10 +39,14 @@ def test_values_and_gradients_of_every_form(groups, states, D_of_channels, absen
     )
 
 
-def test_256_states():
-    tensors = inputs(states=256)
-    y = ssd.mamba_chunk_scan_combined(**tensors, chunk_size=64, dt_softplus=True)
-    plain.close(y, plain.chunk_scan(**tensors, dt_softplus=True)[0])
+@pytest.mark.parametrize("states", [5, 256])
+def test_states_are_carried_with_their_gradients(states):
+    options = dict(dt_softplus=True)
+    plain.agree(
+        lambda **t: ssd.mamba_chunk_scan_combined(**t, return_final_states=True, **options),
+        lambda initial_states, **t: plain.chunk_scan(**t, state=initial_states, **options),
+        inputs(2, states) | dict(initial_states=torch.randn(2, H, P, states)),
+    )
 
 
 @pytest.mark.parametrize("rmsnorm", [True, False])

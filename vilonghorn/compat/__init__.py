@@ -22,38 +22,35 @@ from .ssd import Mamba2, mamba_chunk_scan_combined, mamba_split_conv1d_scan_comb
 logger = logging.getLogger(__name__)
 __all__ = ["MODULES", "install", "uninstall"]
 
-_inner = dict(mamba_inner_fn=mamba_inner_fn, mamba_inner_fn_no_out_proj=mamba_inner_fn_no_out_proj)
-_inner |= dict(bimamba_inner_fn=bimamba_inner_fn, mamba_inner_ref=mamba_inner_fn, bimamba_inner_ref=bimamba_inner_fn)
-_norms = dict(RMSNorm=RMSNorm, layer_norm_fn=layer_norm_fn, rms_norm_fn=rms_norm_fn)
-_ssd = dict(mamba_chunk_scan_combined=mamba_chunk_scan_combined)
-_update = dict(selective_state_update=selective_state_update, selective_state_update_ref=selective_state_update)
-_conv = dict(causal_conv1d_fn=causal_conv1d_fn, causal_conv1d_update=causal_conv1d_update)
+_inner = (mamba_inner_fn, mamba_inner_fn_no_out_proj, bimamba_inner_fn)
+_refs = dict(selective_scan_ref=selective_scan_fn, mamba_inner_ref=mamba_inner_fn)
+_norms = (RMSNorm, layer_norm_fn, rms_norm_fn)
+_conv = (causal_conv1d_fn, causal_conv1d_update)
 _vmamba = dict(fwd=vmamba_fwd, bwd=vmamba_bwd)
-# Module to its names. A dict is a module within it, and None a name that can be imported but not used.
-MODULES: dict[str, dict[str, Any]] = {
-    "mamba_ssm": dict(Mamba=Mamba, Mamba2=Mamba2, selective_scan_fn=selective_scan_fn, mamba_inner_fn=mamba_inner_fn),
-    "mamba_ssm.ops.selective_scan_interface": dict(selective_scan_fn=selective_scan_fn, **_inner)
-    | dict(selective_scan_ref=selective_scan_fn),
-    "mamba_ssm.modules.mamba_simple": dict(Mamba=Mamba, Block=Block),
-    "mamba_ssm.modules.mamba2": dict(Mamba2=Mamba2),
+# Module to what it has, by its own name or by another. A string is a name that can be imported but not used.
+MODULES: dict[str, tuple] = {
+    "mamba_ssm": (Mamba, Mamba2, selective_scan_fn, mamba_inner_fn),
+    "mamba_ssm.ops.selective_scan_interface": (selective_scan_fn, *_inner, _refs),
+    "mamba_ssm.modules.mamba_simple": (Mamba, Block),
+    "mamba_ssm.modules.mamba2": (Mamba2,),
     "mamba_ssm.ops.triton.layer_norm": _norms,
     "mamba_ssm.ops.triton.layernorm": _norms,
-    "mamba_ssm.ops.triton.layernorm_gated": dict(RMSNorm=GatedRMSNorm, rmsnorm_fn=rmsnorm_fn),
-    "mamba_ssm.ops.triton.ssd_combined": _ssd | dict(mamba_split_conv1d_scan_combined=mamba_split_conv1d_scan_combined),
-    "mamba_ssm.ops.triton.selective_state_update": _update,
-    "mamba_ssm.models.mixer_seq_simple": dict(MambaLMHeadModel=None),
-    "mamba_ssm.utils.hf": dict(load_config_hf=None, load_state_dict_hf=None),
-    "mamba_ssm.utils.generation": dict(GenerationMixin=None, InferenceParams=None),
+    "mamba_ssm.ops.triton.layernorm_gated": (rmsnorm_fn, dict(RMSNorm=GatedRMSNorm)),
+    "mamba_ssm.ops.triton.ssd_combined": (mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined),
+    "mamba_ssm.ops.triton.selective_state_update": (selective_state_update,),
+    "mamba_ssm.models.mixer_seq_simple": ("MambaLMHeadModel",),
+    "mamba_ssm.utils.hf": ("load_config_hf", "load_state_dict_hf"),
+    "mamba_ssm.utils.generation": ("GenerationMixin", "InferenceParams"),
     "causal_conv1d": _conv,
-    "causal_conv1d.causal_conv1d_interface": _conv
-    | dict(causal_conv1d_ref=causal_conv1d_fn, causal_conv1d_update_ref=causal_conv1d_update),
-    "causal_conv1d_cuda": dict(causal_conv1d_fwd=None, causal_conv1d_bwd=None, causal_conv1d_update=None),
-    "selective_scan_cuda": dict(fwd=cuda_fwd, bwd=cuda_bwd),
-    "selective_scan_cuda_core": _vmamba,
-    "selective_scan_cuda_oflex": _vmamba,
-    "selective_scan_vmamba": dict(selective_scan_cuda_core=_vmamba),
-    "selective_scan_vmamba_pt202": dict(selective_scan_cuda_core=_vmamba),
+    "causal_conv1d.causal_conv1d_interface": _conv,
+    "causal_conv1d_cuda": ("causal_conv1d_fwd", "causal_conv1d_bwd", "causal_conv1d_update"),
+    "selective_scan_cuda": (dict(fwd=cuda_fwd, bwd=cuda_bwd),),
+    "selective_scan_cuda_core": (_vmamba,),
+    "selective_scan_cuda_oflex": (_vmamba,),
+    "selective_scan_vmamba.selective_scan_cuda_core": (_vmamba,),
+    "selective_scan_vmamba_pt202.selective_scan_cuda_core": (_vmamba,),
 }
+_undo: list[Callable[[], Any]] = []  # of the installation, last first
 
 
 class _Missing(type):
@@ -66,10 +63,6 @@ class _Missing(type):
         raise AttributeError(f"{cls.__module__}.{cls.__name__} has no {name}: vilonghorn.compat has none of it")
 
 
-_undo: list[Callable[[], Any]] = []  # of the installation, last first
-_installed = False
-
-
 def install(*, replace: bool = False, patches: bool = False) -> None:
     """Makes the modules of `MODULES` importable where they are not installed. A second call has no effect.
 
@@ -80,10 +73,9 @@ def install(*, replace: bool = False, patches: bool = False) -> None:
         patches: whether `torch.cuda.device` does nothing for other devices where there is no CUDA, and old names of
             timm's modules are importable. The log names each change.
     """
-    global _installed
-    if _installed:
+    if _undo:
         return
-    _installed = True
+    _undo.append(lambda: None)  # now it is installed
     kept = set()
     for root in {name.partition(".")[0] for name in MODULES}:
         if replace:
@@ -94,36 +86,30 @@ def install(*, replace: bool = False, patches: bool = False) -> None:
             logger.info("%s is installed and kept; vilonghorn.compat.install(replace=True) takes its place", root)
     for name, members in MODULES.items():
         if name.partition(".")[0] not in kept:
-            _add(name, members)
-    if patches:
-        _undo.extend(_patches.apply())
+            module = _module(name)
+            for member in members:
+                is_missing = isinstance(member, str)
+                named = member if isinstance(member, dict) else {member if is_missing else member.__name__: member}
+                for key, value in named.items():
+                    setattr(module, key, _Missing(key, (), {"__module__": name}) if is_missing else value)
+    _undo.extend(_patches.apply() if patches else ())
 
 
 def uninstall() -> None:
     """Takes back what `install` did. Code that has imported a name keeps it."""
-    global _installed
     while _undo:
         _undo.pop()()
-    _installed = False
 
 
-def _add(name: str, members: dict[str, Any]) -> ModuleType:
-    """A module with its members in `sys.modules`, and the packages above it."""
-    if name in sys.modules:  # made as a package before
-        module = sys.modules[name]
-    else:
-        module = ModuleType(name, "vilonghorn.compat")
-        module.__path__ = []  # a package: other modules of it are not found
-        module.__spec__ = ModuleSpec(name, None, is_package=True)
-        module.__version__ = "2.2.4+vilonghorn"  # type: ignore[attr-defined]
-        sys.modules[name] = module
+def _module(name: str) -> ModuleType:
+    """A module in `sys.modules`, and the packages above it."""
+    if name not in sys.modules:
+        module = sys.modules[name] = ModuleType(name, "vilonghorn.compat")
         _undo.append(lambda: sys.modules.pop(name, None))
+        module.__path__ = []  # a package, in which no other modules are found
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__version__ = "2.2.4+vilonghorn"
         parent, _, last = name.rpartition(".")
         if parent:
-            setattr(_add(parent, {}), last, module)
-    for member, value in members.items():
-        if isinstance(value, dict):
-            _add(f"{name}.{member}", value)
-        else:
-            setattr(module, member, _Missing(member, (), {"__module__": name}) if value is None else value)
-    return module
+            setattr(_module(parent), last, module)
+    return sys.modules[name]

@@ -59,7 +59,7 @@ def inverse_softplus(function: str, step: Tensor) -> Tensor:
 
 
 def selective_scan_fn(
-    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False
+    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False, *, state=None
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`mamba_ssm.ops.selective_scan_interface.selective_scan_fn`: `vilonghorn.ops.scan` by rule "mamba".
 
@@ -67,6 +67,7 @@ def selective_scan_fn(
     rates A (D, N), real; keys B and queries C (batch, N, L), (batch, G, N, L) for G groups of channels, or constant,
     (D, N); D and delta_bias (D,). Without `delta_softplus` steps must be at least zero. Returns (batch, D, L) of u's
     dtype and order in memory, perhaps with the last state, (batch, D, N), float32 or wider, which has gradients.
+    `state`, (batch, D, N), is that before the first token.
 
     Raises:
         NotImplementedError: complex tensors.
@@ -74,23 +75,25 @@ def selective_scan_fn(
         TypeError: dtypes other than float32, bfloat16, float16 and float64.
     """
     args = scan_arguments("selective_scan_fn", u, delta, A, B, C, D, delta_bias, delta_softplus)
-    check("selective_scan_fn", u=(u, None), z=(z, u.shape))
-    if return_last_state:
-        raise NotImplementedError(
-            "selective_scan_fn: return_last_state is True, but the last state is not returned yet"
-        )
+    check("selective_scan_fn", u=(u, None), z=(z, u.shape), state=(state, (*u.shape[:2], A.shape[1])))
     x, dt, k, q, _, A, D, delta_bias, *_ = args
-    is_fused = len(x) == 1 and A.shape[-1] <= MAX_STATE
-    if A.shape[-1] > MAX_STATE:  # the sum is rounded once
+    G, is_fused = len(x), len(x) == 1 and A.shape[2] <= MAX_STATE
+    if A.shape[2] > MAX_STATE:  # the sum is rounded once
         x, dt, k, q = (t.to(args.compute_dtype) for t in (x, dt, k, q))
     options = dict(z=z.mT.to(x.dtype) if z is not None and is_fused else None, dt_bias=delta_bias, rule="mamba")
-    parts = []  # the states of a channel do not mix, so that scans of up to 64 of them add up
+    options |= dict(reverse=args.reverse, return_state=return_last_state)
+    parts = [t.split(MAX_STATE, -1) for t in (k, q, A)]
+    parts.append([None] * len(parts[0]) if state is None else by_group(state, G).split(MAX_STATE, 2))
+    ys, states = [], []  # the states of a channel do not mix, so that scans of up to 64 of them add up
     with without_autocast(x):
-        for k_part, q_part, A_part in zip(*(t.split(MAX_STATE, -1) for t in (k, q, A))):
-            skip = None if parts else D
-            parts.append(scan(x, dt, k_part, q_part, A=A_part, D=skip, reverse=args.reverse, **options))
-    out = channels_first(sum(parts[1:], parts[0]), u)
-    return (out if z is None or is_fused else out * F.silu(z)).to(u.dtype)
+        for k_part, q_part, A_part, start in zip(*parts):
+            skip = None if ys else D
+            y = scan(x, dt, k_part, q_part, A=A_part, D=skip, initial_state=start, **options)
+            y, *last = y if return_last_state else (y,)
+            ys.append(y), states.extend(last)
+    out = channels_first(sum(ys[1:], ys[0]), u)
+    out = (out if z is None or is_fused else out * F.silu(z)).to(u.dtype)
+    return (out, channels_first(torch.cat(states, 2), u)) if return_last_state else out
 
 
 def scan_arguments(function: str, u, delta, A, B, C, D, delta_bias, delta_softplus: bool) -> ScanArguments:
@@ -133,8 +136,8 @@ def by_group(t: Tensor, G: int) -> Tensor:
 
 def channels_first(y: Tensor, like: Tensor) -> Tensor:
     """(G, batch, L, D / G) as (batch, D, L), in memory in the order of `like`."""
-    y = y.permute(1, 2, 0, 3).flatten(2).mT if like.stride(1) == 1 else y.permute(1, 0, 3, 2).flatten(1, 2)
-    return y if like.stride(1) == 1 else y.contiguous()
+    is_last = like.stride(1) == 1
+    return y.permute(1, 2, 0, 3).flatten(2).mT if is_last else y.permute(1, 0, 3, 2).flatten(1, 2).contiguous()
 
 
 def vmamba_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows=1, out_float=False) -> list[Tensor]:
@@ -143,7 +146,7 @@ def vmamba_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows=1, out_fl
     Arguments as `selective_scan_fn`; with `out_float` out is float32 or wider. `nrows` changes nothing.
     """
     args = _vmamba_arguments((u, delta, A, B, C, D, delta_bias), delta_softplus, out_float)
-    y, *_, states = torch.ops.vilonghorn.scan(*flatten(args), True)
+    y, _, states = torch.ops.vilonghorn.scan(*flatten(args), True)
     return [channels_first(y, u).to(args.x.dtype if out_float else u.dtype), states]
 
 
@@ -154,7 +157,7 @@ def vmamba_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows=
         args = _vmamba_arguments(given, delta_softplus, dout.dtype != u.dtype)
     flat = [t.detach() if isinstance(t, Tensor) else t for t in flatten(args)]
     dy, wanted = by_group(dout, len(args.x)).to(args.x.dtype), [int(t is not None) for t in tensors(args)]
-    grads = torch.ops.vilonghorn.scan_backward(dy, x, *flat, wanted)
+    grads = torch.ops.vilonghorn.scan_backward(dy, None, x, *flat, wanted)
     return _gradients([t for t in tensors(args) if t is not None], given, grads)
 
 
@@ -196,23 +199,18 @@ def selective_state_update(
     With H heads: state (batch, H, D, N), x, dt and z (batch, H, D), A (H, D, N), B and C (batch, G, N) with G a divisor
     of H, D and dt_bias (H, D); else without H and G. `state_batch_indices`: rows of `state`, (batch,). Returns as x.
     """
-    has_heads = state.dim() == 4
-    if not has_heads:
-        state, x, dt, z, B, C = (None if t is None else t.unsqueeze(1) for t in (state, x, dt, z, B, C))
-        A, D, dt_bias = (None if t is None else t[None] for t in (A, D, dt_bias))
-    (batch, H, dim), N, G = x.shape, A.shape[-1], B.shape[1]
-    activations = dict(x=(x, x.shape), dt=(dt, x.shape), z=(z, x.shape), B=(B, (batch, G, N)), C=(C, (batch, G, N)))
-    weights = dict(A=(A, (H, dim, N)), D=(D, (H, dim)), dt_bias=(dt_bias, (H, dim)))
-    check("selective_state_update", **activations, state=(state, (None, H, dim, N)), **weights)
-    if H % G:
-        raise ValueError(f"selective_state_update: B has {G} groups, expected a divisor of the {H} heads")
+    if state.dim() == 3:
+        B, C = B.unsqueeze(1), C.unsqueeze(1)
     rows = slice(None) if state_batch_indices is None else state_batch_indices
-    wide = torch.promote_types(x.dtype, torch.float32)
-    step = dt.to(wide) if dt_bias is None else dt.to(wide) + dt_bias
-    step = (F.softplus(step) if dt_softplus else step)[..., None]
-    B, C = (t.to(wide).repeat_interleave(H // G, 1)[:, :, None] for t in (B, C))
-    new = torch.exp(step * A) * state[rows] + step * B * x[..., None]
-    state[rows] = new.to(state.dtype)
-    y = (new * C).sum(-1) + (0 if D is None else D * x)
-    y = (y if z is None else y * F.silu(z.to(wide))).to(x.dtype)
-    return y if has_heads else y.squeeze(1)
+    check(
+        "selective_state_update", x=(x, (None,) * (state.dim() - 1)), state=(state, (None, *x.shape[1:], A.shape[-1]))
+    )
+    check("selective_state_update", x=(x, None), B=(B, (len(x), None, A.shape[-1])), C=(C, B.shape))
+    if state.dim() == 4 and x.shape[1] % B.shape[1]:
+        raise ValueError(f"selective_state_update: B has {B.shape[1]} groups, expected a divisor of {x.shape[1]} heads")
+    u, delta, z = (None if t is None else t.flatten(1)[..., None] for t in (x, dt, z))
+    D, dt_bias = (None if t is None else t.flatten() for t in (D, dt_bias))
+    weights = (A.flatten(0, -2), B[..., None], C[..., None], D, z, dt_bias)
+    y, last = selective_scan_fn(u, delta, *weights, dt_softplus, True, state=state[rows].flatten(1, -2))
+    state[rows] = last.reshape(state[rows].shape).to(state.dtype)
+    return y.reshape(x.shape)

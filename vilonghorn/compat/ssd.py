@@ -30,6 +30,7 @@ def mamba_chunk_scan_combined(
     (batch, L, H, P), N = x.shape, B.shape[3]
     D = D if D is None or D.dim() == 2 else D[:, None].expand(-1, P)
     shapes = dict(dt=(dt, (batch, L, H)), A=(A, (H,)), C=(C, B.shape), D=(D, (H, P)), dt_bias=(dt_bias, (H,)))
+    shapes |= dict(initial_states=(initial_states, (batch, H, P, N)))
     check("mamba_chunk_scan_combined", x=(x, x.shape), B=(B, (batch, L, None, N)), z=(z, x.shape), **shapes)
     if H % B.shape[2]:
         raise ValueError(f"mamba_chunk_scan_combined: B has {B.shape[2]} groups, expected a divisor of the {H} heads")
@@ -40,7 +41,8 @@ def mamba_chunk_scan_combined(
     u, z = (None if t is None else t.flatten(2).mT for t in (x, z))
     D, keys = None if D is None else D.flatten(), (B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1))
     A = A[:, None, None].expand(H, P, N).flatten(0, 1)
-    y = selective_scan_fn(u, dt.mT, A, *keys, D, z, dt_bias, dt_softplus, return_final_states)
+    state = None if initial_states is None else initial_states.flatten(1, 2)
+    y = selective_scan_fn(u, dt.mT, A, *keys, D, z, dt_bias, dt_softplus, return_final_states, state=state)
     y, *final = y if return_final_states else (y,)
     y = y.mT.unflatten(2, (H, P))
     return (y, *(state.unflatten(1, (H, P)) for state in final)) if return_final_states else y
