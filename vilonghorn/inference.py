@@ -104,9 +104,6 @@ def load(
         model_kwargs: arguments of `timm.create_model`, none for a run.
         device: "auto" (default: a GPU if there is one), "cpu", "cuda", "cuda:1", ...
 
-    Returns:
-        The model in evaluation mode on its device, the transform of images to its input, and the names of its classes.
-
     Raises:
         FileNotFoundError: there are no such weights.
         ValueError: unknown model, weights of another model, or arguments that do not fit.
@@ -235,13 +232,8 @@ def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -
     if model_kwargs:
         raise ValueError(f"{name} is the directory of a run, which has its own arguments: leave out --model-kwargs")
     model, record = load_run(name, checkpoint)
-    return LoadedModel(
-        model=model,
-        preprocessing=preprocessing(name),
-        class_names=record.get("class_names"),
-        architecture=record["model"],
-        weights=f"{name_weights(checkpoint, record)} of run {Path(name).resolve().name}",
-    )
+    weights = f"{name_weights(checkpoint, record)} of run {Path(name).resolve().name}"
+    return LoadedModel(model, preprocessing(name), record.get("class_names"), record["model"], weights)
 
 
 def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:

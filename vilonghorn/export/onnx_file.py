@@ -18,8 +18,7 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     named = [feature["name"] for feature in json.loads(metadata.get("features", "[]"))] or ["output", "class_maps"]
-    outputs = [name for name, _ in zip(named, program.graph_signature.user_outputs)]
-    names = dict(input_names=["images"], output_names=outputs)
+    names = dict(input_names=["images"], output_names=named[: len(program.graph_signature.user_outputs)])
     onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
     if metadata.get("weights") == '"int8"':
         native.use_int8(onnx.model.graph)

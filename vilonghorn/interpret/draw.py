@@ -47,7 +47,7 @@ def make_sheet(
     patch: tuple[int, int] | None = None,
     target: int | None = None,
 ) -> Sheet:
-    """Computes the maps of an image.
+    """Computes the maps of an image. An unknown kind, block, patch or class is a ValueError, as is a foreign model.
 
     Args:
         loaded: a model of this library.
@@ -59,9 +59,6 @@ def make_sheet(
         patch: row and column of a patch. Default: for "attention" what the head reads, the class token or the average
             of the patches; for "field" the middle patch.
         target: class for "cam". Default: the most probable one.
-
-    Raises:
-        ValueError: unknown kind, block, patch or class, or the model is not of this library.
     """
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, expected one of {', '.join(map(repr, KINDS))}")

@@ -58,17 +58,12 @@ def scan_inputs(mixer: Mixer, tokens: Tensor, grid: Sequence[int] | None = None)
 def attention_rows(scan: ScanInputs, queries: Tensor | None = None, per_channel: bool = False) -> Tensor:
     """Rows of the matrices M, without the skip D, which adds to their diagonals only.
 
-    Args:
-        scan: of `scan_inputs`.
-        queries: weights of the tokens that read, (T, L): row t of the result is the sum of weight times row of M. A row
-            of the identity is one token, a row of 1 / L the average of all. Default: the identity.
-        per_channel: keep the rows of every channel instead of the mean of their magnitudes. Only then does the result
-            hold L numbers for each query and channel.
+    `queries`, (T, L), are weights of the tokens that read: row t of the result, (G, B, T, L), is the sum of weight
+    times row of M. A row of the identity, which is the default, is one token, a row of 1 / L the average of all.
 
-    Returns:
-        (G, B, T, L), or (G, B, T, L, D) with `per_channel`. With these and the identity,
-        `(rows * values[:, :, None]).sum(3)` plus D times the values is the scan's y, before the directions are averaged
-        (or normed and summed, where they are shared) and gated by z.
+    The result is the mean of the magnitudes of the channels, or with `per_channel` has every channel, (G, B, T, L, D).
+    With these and the identity, `(rows * values[:, :, None]).sum(3)` plus D times the values is the scan's y, before
+    the directions are averaged (or normed and summed, where they are shared) and gated by z.
     """
     G, B, L, width = scan.values.shape
     weights = torch.eye(L) if queries is None else queries

@@ -36,14 +36,11 @@ class Block(nn.Module):
             dim: width of the tokens.
             drop_path: probability that a sample skips a branch in training.
             mlp_ratio: hidden width of a gated MLP (SwiGLU, arXiv 2002.05202), in units of dim; its first layer gives
-                gates and values. Default: no MLP.
+                gates and values. Default: no MLP. A negative one is a ValueError.
             norm_layer: makes the norm from `dim`.
             device: of the parameters.
             dtype: of the parameters.
             mixer: further arguments of `Mixer`.
-
-        Raises:
-            ValueError: a negative `mlp_ratio`.
         """
         super().__init__()
         if mlp_ratio < 0:

@@ -23,10 +23,8 @@ def count_flops(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
     Args:
         model: a model of this library, or any other that takes images, also with parts that are not ours.
         input_size: height and width, or one number for both, or (channels, height, width), in pixels. Default: that of
-            a timm model as it was made, or as `set_input_size` changed it.
-
-    Raises:
-        ValueError: no size, or one of another length.
+            a timm model as it was made, or as `set_input_size` changed it. No size, or one of another length, is a
+            ValueError.
     """
     model = unwrap_model(model)
     if input_size is None and not hasattr(model, "pretrained_cfg"):

@@ -198,7 +198,7 @@ class VisionLonghorn(Backbone):
         branches = sum(depth * (2 if ratio else 1) for depth, ratio in zip(depths, mlp_ratios))
         options: dict[str, Any] = dict(norm_layer=norm_layer, d_state=d_state, d_conv=d_conv, expand=expand)
         options |= dict(num_branches=branches, **dd)
-        num_scans, stages = 0, []
+        self.feature_info, num_scans, stages = [], 0, []
         for i, (dim, depth) in enumerate(zip(embed_dims, depths)):
             blocks = []
             for j in range(depth):
@@ -209,11 +209,8 @@ class VisionLonghorn(Backbone):
                 blocks.append(Block(dim, drop_path=rates[i][j], mlp_ratio=mlp_ratios[i], **mixer, **options))
             downsample = Downsample(embed_dims[i - 1], dim, norm_layer, **dd) if i else nn.Identity()
             stages.append(Stage(downsample, blocks, residual_in_fp32))
+            self.feature_info.append(dict(module=f"stages.{i}", num_chs=dim, reduction=stem_stride * 2**i))
         self.stages = nn.Sequential(*stages)
-        strides = [stem_stride * 2**i for i in range(len(depths))]
-        self.feature_info = [
-            dict(module=f"stages.{i}", num_chs=dim, reduction=s) for i, (dim, s) in enumerate(zip(embed_dims, strides))
-        ]
         self.norm = norm_layer(self.num_features, **dd)
         self.head = ClassifierHead(self.num_features, num_classes, global_pool, drop_rate, **dd)
         self.head_hidden_size = self.head.num_features
@@ -310,16 +307,13 @@ class VisionLonghorn(Backbone):
             indices: stages to return, in their own order, each once: the last n if an int, all if None.
             norm: apply the final norm to the map of the last stage.
             stop_early: do not run the stages after the last chosen one.
-            output_fmt: "NCHW" for maps (B, C, h, w), or "NHWC".
+            output_fmt: "NCHW" for maps (B, C, h, w), or "NHWC". Another one is a ValueError.
             intermediates_only: do not return the final features.
             pixel_mask: as of `forward_features`; maps are zero where padding is.
-            masked: as of `forward_features`.
+            masked: as of `forward_features`, as are errors of sizes.
 
         Returns:
             (final features, (B, C, h, w), maps), or the maps alone. Without the last stage the features have no norm.
-
-        Raises:
-            ValueError: an unknown format, or an image or a mask of a size that does not fit.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt is '{output_fmt}', expected 'NCHW' or 'NHWC'")

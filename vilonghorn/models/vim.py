@@ -285,17 +285,14 @@ class VisionSSM(Backbone):
             return_prefix_tokens: pair each feature with its class token, (B, 1, C).
             norm: apply the final norm to the features.
             stop_early: do not run the blocks after the last chosen one.
-            output_fmt: "NCHW" for maps (B, C, h, w), "NLC" for tokens (B, M, C).
+            output_fmt: "NCHW" for maps (B, C, h, w), "NLC" for tokens (B, M, C). Another one is a ValueError.
             intermediates_only: do not return the final features.
             output_dict: return a dictionary.
-            masked: as of `forward_features`.
+            masked: as of `forward_features`, errors included.
 
         Returns:
             (final features, features), or the features alone, or a dictionary with `image_features`,
             `image_intermediates` and, if asked, `image_intermediates_prefix`.
-
-        Raises:
-            ValueError: an unknown format, or `masked` of another size.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW' or 'NLC'")
@@ -370,7 +367,15 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: VisionSSM, with_head
         weights = rename_official(weights, len(model.blocks))
     if is_from_mamba(weights, model):
         weights = {name: value for name, value in weights.items() if not name.endswith("mixer.A_log")}
-    return fit_state_dict(_fit_grid(weights, model), model, with_head)
+    weight, pos = weights.get("patch_embed.proj.weight"), weights.get("pos_embed")
+    patch_size = model.patch_embed.patch_size
+    if weight is not None and is_float(weight) and weight.dim() == 4 and weight.numel() > 0:
+        patch_size = (weight.shape[2], weight.shape[3])
+        weights["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
+    if pos is not None and is_float(pos) and pos.dim() == 3 and pos.shape[1] > 1:
+        old_grid, new_grid = _source_grid(model, patch_size, pos.shape[1] - 1), model.patch_embed.grid_size
+        weights["pos_embed"] = resample_abs_pos_embed(pos, list(new_grid), list(old_grid), num_prefix_tokens=1)
+    return fit_state_dict(weights, model, with_head)
 
 
 def rename_official(state_dict: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
@@ -409,19 +414,6 @@ def is_from_mamba(state_dict: Mapping[str, Tensor], model: nn.Module) -> bool:
         return False
     blocks: Any = model.blocks
     return all(b.mixer.rule in LONGHORN for b in blocks) and any(name.endswith("mixer.A_log") for name in state_dict)
-
-
-def _fit_grid(fitted: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
-    """Resamples patch filters and positions."""
-    weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
-    patch_size = model.patch_embed.patch_size
-    if weight is not None and is_float(weight) and weight.dim() == 4 and weight.numel() > 0:
-        patch_size = (weight.shape[2], weight.shape[3])
-        fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
-    if pos is not None and is_float(pos) and pos.dim() == 3 and pos.shape[1] > 1:
-        old_grid, new_grid = _source_grid(model, patch_size, pos.shape[1] - 1), model.patch_embed.grid_size
-        fitted["pos_embed"] = resample_abs_pos_embed(pos, list(new_grid), list(old_grid), num_prefix_tokens=1)
-    return fitted
 
 
 def _source_grid(model: VisionSSM, patch_size: tuple[int, int], num_patches: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from .scan import scan
 from .validate import check_flags, flatten_weights, validate_mamba_inner
 
 SCAN_NORM_EPS = 1e-6
-Operator = Callable[..., Tensor]
+Op = Callable[..., Tensor]
 
 
 def mamba_inner(
@@ -153,7 +153,7 @@ def gated_mean(directions: Sequence[Tensor], z: Tensor) -> Tensor:
 
 
 def shared_directions(
-    args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[int], scan: Operator, norm: Operator, conv: Operator
+    args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[int], scan: Op, norm: Op, conv: Op
 ) -> Tensor:
     """`mamba_inner` with shared directions, of a `scan`, an `rms_norm` and a `conv_silu`."""
     z, u, dt, k, q = projections(args, conv)
@@ -166,7 +166,7 @@ def shared_directions(
     return sum(others, first) * F.silu(z)
 
 
-def convolve(args: MambaInnerArguments, conv: Operator = conv_silu) -> tuple[Tensor, Tensor]:
+def convolve(args: MambaInnerArguments, conv: Op = conv_silu) -> tuple[Tensor, Tensor]:
     """z, (B, L, D), and u, (S, B, L, D). `conv` is over a sequence."""
     validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)
@@ -177,9 +177,7 @@ def convolve(args: MambaInnerArguments, conv: Operator = conv_silu) -> tuple[Ten
     return z, conv2d_silu(x, filters.unflatten(2, (height, width)), bias, (rows, columns))
 
 
-def projections(
-    args: MambaInnerArguments, conv: Operator = conv_silu, valid: Tensor | None = None
-) -> tuple[Tensor, ...]:
+def projections(args: MambaInnerArguments, conv: Op = conv_silu, valid: Tensor | None = None) -> tuple[Tensor, ...]:
     """z, (B, L, D); u, (S, B, L, D), dt, (S, B, L, H), k and q, (S, B, L, N); u, k and q are zero where not `valid`."""
     z, u = convolve(args, conv)
     u = u if valid is None else torch.where(valid[..., None] == 0, 0.0, u)
