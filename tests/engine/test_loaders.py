@@ -135,7 +135,29 @@ def test_a_split_folder_is_copied_whole_or_not_at_all(photos, capsys):
     copies = [path.read_bytes() for path in (photos / "new/parts").rglob("*.png")]
     assert {*copies} == originals and len(copies) == 16
     assert len([*(photos / "new/parts/val/kätzchen").iterdir()]) == 2
+    (photos / "empty").mkdir()
+    (photos / "link").symlink_to("empty")
+    assert main(["data", "split", f"{photos}/train", f"{photos}/link"]) == 2
+    assert "link: exists" in capsys.readouterr().err
     damage(photos, *BAD)
-    for arguments in ([f"{photos}/other"], [f"{photos}/new/parts"], [f"{photos}/other", "--fraction", "0"]):
-        assert main(["data", "split", f"{photos}/train", *arguments]) == 2
+    for arguments in ([f"{photos}/train", f"{photos}/other"], [f"{photos}/train", f"{photos}/new/parts"], ["", "x"]):
+        assert main(["data", "split", *arguments]) == 2
+    assert "data.train is '', expected a name or a path" in capsys.readouterr().err
+    for wrong in (["--fraction", "0"], ["--fraction", "nan"], ["--seed", "-1"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["data", "split", f"{photos}/train", f"{photos}/other", *wrong])
+        assert f"argument {wrong[0]}: " in capsys.readouterr().err
     assert not (photos / "other").exists() and not [*photos.glob("*.partial")]
+
+
+@pytest.mark.parametrize("skip", ["false", "true"])
+def test_files_of_other_formats_are_counted_where_a_part_is_held_out(photos, skip):
+    (photos / "train/a dog/1.heic").touch()
+    options = [] if skip == "false" else ["--skip-unreadable"]
+    if options:
+        damage(photos, *BAD)
+    text = "files are left out: 1 .heic"
+    with pytest.warns(UserWarning, match=text):
+        Trainer(config(photos, "--data.val_split=0.25", f"--data.skip_unreadable={skip}"))
+    with pytest.warns(UserWarning, match=text):
+        assert main(["data", "split", f"{photos}/train", f"{photos}/parts", *options]) == 0

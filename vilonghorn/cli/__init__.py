@@ -26,7 +26,7 @@ COMMANDS = {
     "interpret": "draw what a model does with an image",
     "export": "write a model as ONNX, torch.export or a page for a browser",
     "beton": "write an image folder to a .beton file, or check one",
-    "data": "write scikit-learn's digits as an image folder",
+    "data": "split a folder into a training and a held-out part, or write handwritten digits",
     "web": "serve a page on this machine that classifies pictures in the browser",
     "exec": "run a script that imports timm only, with the models of this package",
     "env": "print what a bug report needs",

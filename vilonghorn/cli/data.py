@@ -5,13 +5,15 @@ the images of a folder into DST/train and DST/val. All images are opened first; 
 """
 
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsonargparse.typing import NonNegativeInt, OpenUnitInterval
+
 from ..data.atomic_files import atomic_folder
 from ..data.digits import write_digits
-from ..data.loaders.config import check_intervals
-from ..engine.config import Config, DataConfig, RunConfig
+from ..engine.config import Config, DataConfig, RunConfig, check
 from ..engine.loaders import open_data
 from . import make_parser
 
@@ -20,9 +22,9 @@ commands = parser.add_subparsers(dest="command", required=True, metavar="digits|
 digits = commands.add_parser("digits", help="write scikit-learn's digits, without a download")
 split = commands.add_parser("split", help="copy a folder into a training and a held-out part")
 split.add_argument("source", metavar="SRC", help="a folder with one folder of images for each class")
-help = "part of the images of each class that is held out (default: %(default)s)"
-split.add_argument("--fraction", type=float, default=0.2, help=help)
-split.add_argument("--seed", type=int, default=0, help="of the random choice (default: %(default)s)")
+help = "part of the images of each class that is held out, above 0 and below 1 (default: %(default)s)"
+split.add_argument("--fraction", type=OpenUnitInterval, default=0.2, help=help)
+split.add_argument("--seed", type=NonNegativeInt, default=0, help="of the random choice (default: %(default)s)")
 split.add_argument("--skip-unreadable", action="store_true", help="leave out images that cannot be read, and list them")
 for command in (digits, split):
     command.add_argument("target", metavar="DST", type=Path, help="the folder to make, with DST/train and DST/val")
@@ -49,11 +51,13 @@ def split_folder(source: str, target: Path, fraction: float, seed: int, skip_unr
     """
     data = DataConfig(train=source, val_split=fraction, skip_unreadable=skip_unreadable)
     config = Config(data=data, run=RunConfig(seed=seed))
-    check_intervals(config.data, "data.")
+    check(config)
     if target.resolve().is_relative_to(Path(source).resolve()):
         raise ValueError(f"{target} is in {source}, whose classes it would become: give a folder beside it")
     with atomic_folder(target) as partial:
         parts = open_data(config)
+        for note in parts["train"].notes:
+            warnings.warn(note, stacklevel=2)
         for part, folder in parts.items():
             for path, name in zip(folder.paths, folder.names):
                 copy = partial / part / name

@@ -75,10 +75,10 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     """Makes the folder `NAME.PID.partial` beside `path`, and renames it to `path` when the block ends without error.
 
     Folders above it that are missing are made, too. A block that raises leaves nothing else. A process that is killed
-    inside the block leaves the partial folder. A `path` that is not an empty folder is a FileExistsError.
+    inside the block leaves the partial folder. A `path` that is a link, or not an empty folder, is a FileExistsError.
     """
     path = Path(path)
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    if path.is_symlink() or path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path}: exists; remove it or give another name")
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

@@ -112,11 +112,11 @@ class ImageFolder:
         return None if self.digests is None else hashlib.sha256(self.digests.tobytes()).hexdigest()
 
     def select(self, chosen: np.ndarray) -> "ImageFolder":
-        """The images at these positions, or where `chosen` (N,) is True, with all class names and without notes."""
+        """The images at these positions, or where `chosen` (N,) is True, with all class names and notes."""
         subset = copy.copy(self)
         subset.__dict__.pop("digest", None)
         positions = np.arange(len(self.paths))[chosen]
-        subset.paths, subset.labels, subset.notes = [self.paths[i] for i in positions], self.labels[positions], []
+        subset.paths, subset.labels = [self.paths[i] for i in positions], self.labels[positions]
         subset.digests = None if self.digests is None else self.digests[positions]
         return subset
 
@@ -124,7 +124,7 @@ class ImageFolder:
         """Splits the images of each class at random: all but `fraction`, and that fraction, at least one of each class.
 
         The images have `digests`, which decide with the seed, so that other names give the same split. Equal images are
-        in the same part. A class of one image has it in the first part.
+        in the same part. A class of one image has it in the first part, which has the notes.
         """
         key = hashlib.sha256(str(seed).encode()).digest()
         order = [hashlib.sha256(key + digest.tobytes()).digest() for digest in self.digests]
@@ -136,7 +136,9 @@ class ImageFolder:
             if held_out.issuperset(own):  # copies in another class have taken all
                 held_out.remove(own[0])
         chosen = np.array([value in held_out for value in order])
-        return self.select(~chosen), self.select(chosen)
+        first, second = self.select(~chosen), self.select(chosen)
+        second.notes = []
+        return first, second
 
     def __len__(self) -> int:
         return len(self.paths)

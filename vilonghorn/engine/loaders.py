@@ -97,9 +97,7 @@ def _checked(source: Source, skip: bool, dist: Distributed) -> tuple[Source, str
         return source, _listed(f"{counted} ({remedy}):", lines)
     if dist.is_main:
         warnings.warn(_listed(f"{counted} and are left out:", lines), stacklevel=3)
-    chosen = source.select(check.problems == "")
-    chosen.notes = source.notes
-    return chosen, ""
+    return source.select(check.problems == ""), ""
 
 
 def _notes_on_copies(folders: list[ImageFolder]) -> list[str]:
