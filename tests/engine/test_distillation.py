@@ -130,9 +130,11 @@ def test_a_run_from_cached_logits_ends_the_same_after_kills_also_inside_the_cach
     images = torch.cat([images for images, _ in trainer.val_loader.epoch(0)])
     torch.testing.assert_close(found.softmax(1), mean_of_probabilities(teachers, images), rtol=2e-3, atol=2e-3)
     whole = file.read_bytes()
-    flipped = bytearray(whole)
-    flipped[150] ^= 1  # of a logit
-    for damaged in (whole[:-2], b"", b"text", bytes(flipped), whole[:-32]):
+    logit, order, header = (bytearray(whole) for _ in range(3))
+    logit[150] ^= 1
+    order[whole.index(b"<f2")] ^= 2  # of the bytes of a logit
+    header[10] ^= 1
+    for damaged in (whole[:-2], b"", b"text", bytes(logit), bytes(order), bytes(header), whole[:-32]):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match="npy is damaged .* remove it"):
             trainer.train_state.task.prepare(trainer.train_loader, file.parent, lambda: None)

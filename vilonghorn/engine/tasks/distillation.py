@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -117,15 +116,13 @@ class CachedTargets:
 
 
 def read_cache(file: Path) -> np.ndarray:
-    """The logits of a cache (N, classes) float16, which a SHA-256 of them ends. Raises ValueError if it is damaged."""
+    """The logits (N, classes) float16 of a cache, which ends with its SHA-256. Raises ValueError if it is damaged."""
     try:
-        logits = np.load(file, mmap_mode="r")
-        with open(file, "rb") as content:
-            content.seek(-hashlib.sha256().digest_size, os.SEEK_END)
-            if content.read() == hashlib.sha256(logits).digest():
-                return logits
+        content, size = np.memmap(file, np.uint8, "r"), hashlib.sha256().digest_size
+        if content[-size:].tobytes() == hashlib.sha256(content[:-size]).digest():
+            return np.load(file, mmap_mode="r")
         reason = "its checksum is wrong"
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError) as error:
         reason = one_line(error)
     raise ValueError(f"{file} is damaged ({reason}): remove it, and it is computed again")
 
@@ -193,7 +190,8 @@ class Distillation(Classification):
                 out = stack.enter_context(atomic_write(file))
                 shape = {"descr": "<f2", "fortran_order": False, "shape": (source.num_samples, self.num_classes)}
                 np.lib.format.write_array_header_1_0(out, shape)
-                found = hashlib.sha256()
+                out.seek(0)
+                found = hashlib.sha256(out.read())
             for _ in range(int(dist.sum([dist.is_main * len(source)])[0])):  # process 0 has the most batches
                 images = next(batches, (None,))[0]
                 own = torch.empty(0, self.num_classes) if images is None else self.logits(images)
