@@ -183,10 +183,9 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
         model.pretrained_cfg.pop("state_dict", None)
         return model, pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
     except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        if file is not None:
-            raise ValueError(f"{file} does not contain weights of {name} ({one_line(error)})") from error
+        given = f"{checkpoint} weights" if file is None else f"the weights of {file}"
         hint = "; --checkpoint takes a file, pretrained or random" if checkpoint == "pretrained" else ""
-        raise ValueError(f"timm cannot make {name} with {checkpoint} weights ({one_line(error)}){hint}") from error
+        raise ValueError(f"timm cannot make {name} with {given} ({one_line(error)}){hint}") from error
 
 
 def _find_architecture(name: str) -> str:

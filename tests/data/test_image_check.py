@@ -88,9 +88,10 @@ def test_a_damaged_cache_is_said_and_not_believed(photos, opened, damage):
 
 def test_a_cache_that_cannot_be_written_is_said(photos, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="cannot be written, so that all images are opened again"):
-        check(photos)
+    for place in ("file", "n" * 300):  # a folder of another user is refused as a name that is too long
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
+        with pytest.warns(UserWarning, match="cannot be written, so that all images are opened again"):
+            check(photos)
 
 
 def test_what_was_found_before_an_interruption_is_kept(photos, monkeypatch, opened):

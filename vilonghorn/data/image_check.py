@@ -44,7 +44,7 @@ class ImageCheck:
         self._file = cache_folder() / f"{hashlib.sha256(facts.encode(errors='surrogateescape')).hexdigest()}.npz"
         self.digests = np.zeros((len(self.names), DIGEST), np.uint8)
         self.problems = np.full(len(self.names), None, object)
-        if self._file.is_file():
+        if os.path.isfile(self._file):  # False where the folder is of another user
             self._recall()
 
     def open(self, rank: int = 0, world_size: int = 1) -> Found:

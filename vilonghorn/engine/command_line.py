@@ -86,9 +86,9 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
             known = (name for name in parser._option_string_actions if name.startswith(prefixes))
             hint = explain_moved(option.lstrip("-")) or nearest(option, known)
             message = f"there is no option {option}; {hint}"
-        if (found := re.match(r'"(.+?)": .* value: (.*)', message)) and (key := FIELDS.get(found[1])):
+        if (found := re.match(r'"(.+?)": .* value: ?(.*)', message)) and (key := FIELDS.get(found[1])):
             interval = f" in {key.metadata['interval']}" if "interval" in key.metadata else ""
-            message = f"{found[1]} is {found[2]}, expected {formatannotation(key.type)}{interval}"
+            message = f"{found[1]} is {found[2] or repr('')}, expected {formatannotation(key.type)}{interval}"
         raise ValueError(message[:500]) from error
     for key, field in FIELDS.items():  # jsonargparse takes null for any key
         if values[key] is None and type(None) not in get_args(field.type):

@@ -160,7 +160,7 @@ class TaskConfig:
     teacher_output: Literal["logits", "features"] = "logits"
     teacher_weight: float = within("[0, 1]", 0.5)
     teacher_temperature: float = within("(0, inf)", 1.0)
-    teacher_image_size: int | tuple[int, int] | None = within("[1, inf)", None)
+    teacher_image_size: int | tuple[int, int] | None = within("[1, 20000]", None)
     teacher_cache: bool = False
     mask_ratio: float = within("(0, 1)", 0.6)
     mask_unit: int | None = within("[1, inf)", None)
@@ -283,11 +283,11 @@ def check(config: Config) -> None:
     """Raises ValueError if a value is out of range, contradicts another, or is a name that timm does not know."""
     for name in SECTIONS:
         check_intervals(getattr(config, name), f"{name}.")
-    values = flatten(asdict(config))
+    values, defaults = flatten(asdict(config)), flatten(Config().to_dict())
     texts = [(key, text) for key, value in values.items() for text in (value if isinstance(value, list) else [value])]
     for key, value in texts:
         if isinstance(value, str) and (not value.strip() or "\0" in value):  # "" would be the current folder
-            raise ValueError(f"{key} is {value!r}, expected a name or a path; its default is {FIELDS[key].default!r}")
+            raise ValueError(f"{key} is {value!r}, expected a name or a path; its default is {defaults[key]!r}")
         if isinstance(value, str) and value != value.encode(errors="ignore").decode():  # no YAML file could hold it
             raise ValueError(f"{key} is {printable(value)}, which is not UTF-8: rename it, or set PYTHONUTF8=1")
     data, model = config.data, config.model

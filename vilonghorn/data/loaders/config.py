@@ -60,7 +60,7 @@ class ImageConfig:
     """
 
     batch_size: int = within("[1, inf)", 128)
-    image_size: int | tuple[int, int] = within("[1, inf)", 224)
+    image_size: int | tuple[int, int] = within("[1, 20000]", 224)
     mean: tuple[float, float, float] = within("(-inf, inf)", IMAGENET_DEFAULT_MEAN)
     std: tuple[float, float, float] = within("(0, inf)", IMAGENET_DEFAULT_STD)
     crop_pct: float = within("(0, 1]", 0.875)
