@@ -7,7 +7,7 @@ import torch
 from toy_run import toy_config
 
 from vilonghorn.engine import Config, model_from_config
-from vilonghorn.engine.optimizer import build_optimizer, build_scheduler
+from vilonghorn.engine.train_state import build_optimizer, build_scheduler
 
 
 def rates(config, updates_per_epoch):

@@ -16,7 +16,7 @@ from vilonghorn.engine.checkpoint import save_weights
 from vilonghorn.engine.config import flatten
 from vilonghorn.engine.initial_weights import read_initial_weights
 from vilonghorn.engine.model_setup import model_kwargs
-from vilonghorn.engine.optimizer import build_optimizer
+from vilonghorn.engine.train_state import build_optimizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NANO = ["--model.name=vilonghorn_nano", "--data.image_size=32", "--model.kwargs={patch_size: 8, depth: 2}"]

@@ -112,7 +112,7 @@ def test_names_of_classes_and_files_are_drawn_as_they_are_and_do_not_overlap(tmp
 def test_a_page_says_that_there_is_one_class_only_or_that_scores_are_nan(tmp_path, classes, words):
     directory, config = RunDirectory(tmp_path / "-a 'b'"), toy_config(tmp_path, f"--data.val={tmp_path}")
     (tmp_path / "c d.png").touch()
-    directory.open(config.to_dict(), {}, None, None)
+    directory.open(config, {}, None, None, overwrite=False)
     logits = torch.full((4, classes), math.nan) if classes > 1 else torch.ones(4, 1)
     found = predicted(logits, torch.zeros(4).long(), [*map(str, range(classes))], ["c d.png"] * 4)
     found.mistakes = [(torch.zeros(3, 8, 8), row) for _, row in found.mistakes]

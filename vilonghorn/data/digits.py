@@ -14,8 +14,7 @@ SIDE = 32  # pixels of a written image; a model with patch size 4 sees 64 tokens
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
     """The digits of scikit-learn, UCI optdigits' test set, in its order.
 
-    Returns:
-        Images (1797, 8, 8) uint8, of 17 grey levels, 0 is the background and 255 full ink; labels (1797,) int64.
+    Returns images (1797, 8, 8) uint8 of 17 grey levels, 0 is the background and 255 full ink; labels (1797,) int64.
     """
     from sklearn import datasets  # slow to import
 
@@ -35,10 +34,8 @@ def write_digits(target: str | os.PathLike) -> bool:
     """Writes the digits as `target/{train,val}/{0..9}/NNNN.png`, 32 x 32 pixels, unless they are there already.
 
     NNNN is the position in `sklearn.datasets.load_digits`. Of the images of each digit, every fifth (355 of all) is in
-    `val`, the others (1,442) are in `train`. Returns whether anything was written.
-
-    Raises:
-        FileExistsError: `target` exists and is not this dataset.
+    `val`, the others (1,442) are in `train`. Returns whether anything was written. Raises FileExistsError if `target`
+    exists and is not this dataset.
     """
     target, (images, labels) = Path(target), load_digits()
     splits = np.where(every_fifth(labels, 4), "val", "train")

@@ -106,8 +106,7 @@ def describe_crop(sizes: np.ndarray, crop_pct: float, crop_mode: str) -> str | N
 def to_rgb(image: Image.Image) -> Image.Image:
     """Converts an image to RGB: applies its EXIF orientation, scales 16-bit gray, puts transparent pixels on white.
 
-    Raises:
-        ValueError: the range of its pixels is unknown: they have 32 bits, or 16 bits of which the highest two are 0.
+    Raises ValueError if pixels are of unknown range: they have 32 bits, or 16 bits of which the highest two are 0.
     """
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # those have 16 bits
         kind = "floating point numbers" if image.mode == "F" else "integers"

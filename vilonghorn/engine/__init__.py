@@ -7,16 +7,5 @@ from .evaluate import evaluate, evaluate_run, load_run
 from .model_setup import model_from_config
 from .trainer import Trainer
 
-__all__ = [
-    "Config",
-    "Distributed",
-    "Interrupted",
-    "Trainer",
-    "build_parser",
-    "evaluate",
-    "evaluate_run",
-    "load_config",
-    "load_run",
-    "model_from_config",
-    "parse",
-]
+__all__ = ["Config", "Distributed", "Interrupted", "Trainer", "build_parser", "evaluate", "evaluate_run"]
+__all__ += ["load_config", "load_run", "model_from_config", "parse"]

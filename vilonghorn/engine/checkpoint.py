@@ -7,7 +7,6 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +19,7 @@ import yaml
 from ..data.atomic_files import atomic_write, explain_full_disk, lock, named_errors, sync
 from ..data.image_file import printable
 from ..models.weights_file import pack, read_weights
+from .config import ClassNames, Config
 
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
@@ -120,8 +120,7 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Keeps other processes from training here, or raises BlockingIOError if one does."""
-        # Not inherited by decoders, which may survive a killed run.
-        self.lock_file = self.lock_file or lock(self.path / ".lock")
+        self.lock_file = self.lock_file or lock(self.path / ".lock")  # decoders, which may survive, do not inherit it
         if self.lock_file is None:
             remedy = "wait until it ends, or choose another --run.dir"
             raise BlockingIOError(f"another process is training in {self.path}: {remedy}")
@@ -164,12 +163,7 @@ class RunDirectory:
                 raise FileExistsError(f"there is a {name} in {self.path}, which a run would overwrite: {remedy}")
 
     def open(
-        self,
-        config: dict[str, Any],
-        environment: dict[str, Any],
-        class_names: Sequence[str] | None,
-        log_size: int | None,
-        overwrite: bool = False,
+        self, config: Config, environment: dict[str, Any], classes: ClassNames, log_size: int | None, overwrite: bool
     ) -> None:
         """Prepares the directory for training, and writes configuration, environment and names of the classes.
 
@@ -188,10 +182,10 @@ class RunDirectory:
         for partial in self.path.iterdir():  # of a run that was killed inside a write, not of an export into its folder
             if re.fullmatch(rf"({written}|teacher-.*)\.\d+\.partial", partial.name) and not partial.is_dir():
                 partial.unlink()
-        write_file(self.config, yaml.safe_dump(config, sort_keys=False).encode())
+        write_file(self.config, yaml.safe_dump(config.to_dict(), sort_keys=False).encode())
         write_file(self.environment, json.dumps(environment, indent=2).encode(), b"\n")
-        if class_names:  # for timm's --class-map: a line for each class, in the order of the model's scores
-            lines = "".join(f"{printable(name)}\n" for name in class_names)
+        if classes:  # for timm's --class-map: a line for each class, in the order of the model's scores
+            lines = "".join(f"{printable(name)}\n" for name in classes)
             write_file(self.path / "classes.txt", lines.encode())
         self.log = open(self.log_file, "ab")
         if self.log.tell() < (log_size or 0):

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from os.path import expanduser
 from typing import Any, Literal
@@ -13,6 +13,8 @@ from timm.layers import to_2tuple
 from .. import models  # noqa: F401  (registers our models with timm)
 from ..data.image_file import printable
 from ..data.loaders.config import ImageConfig, TransformConfig, check_intervals, within
+
+ClassNames = Sequence[str] | None  # by label; None: unknown
 
 
 @dataclass

@@ -36,8 +36,7 @@ GONE = {
 def translate(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The sections of a configuration of any version, with the keys of this one; unknown keys stay.
 
-    Earlier versions had no section `task`. Warns if they ask for Weights & Biases, and raises ValueError if they ask
-    for the prediction of next patches.
+    Earlier versions had no section `task`. Warns of run.wandb, and raises ValueError for augmentation.next_cluster.
     """
     if sections.get("run", {}).pop("wandb", False):
         warnings.warn(explain_moved(WANDB), stacklevel=2)
@@ -91,8 +90,8 @@ class PlainLoader(yaml.SafeLoader):
 def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
     """Reads a configuration file of any version: its sections, and the name of the file that it is based on.
 
-    Raises FileNotFoundError if there is no such file, and ValueError if it is no configuration. The message does not
-    quote the file, which may be another one by mistake.
+    Raises FileNotFoundError, or ValueError if it is no configuration; the message does not quote it, as it may be
+    another file by mistake.
     """
     if not file.is_file():
         raise FileNotFoundError(f"there is no configuration file {file}")
@@ -149,10 +148,9 @@ def find_config(name: str) -> Path:
 
 
 def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
-    """Reads a YAML file and the files it is based on: the key `base` names another file, relative to its own.
+    """The sections of a YAML file after those of the file that its key `base` names, relative to its own, and so on.
 
-    Returns the sections of each file, of which later ones override earlier ones. `derived` are the files that are based
-    on this one. Raises ValueError and FileNotFoundError as `parse` does.
+    Later ones override earlier ones. `derived` are the files that are based on this one. Raises the errors of `parse`.
     """
     if file.resolve() in derived:
         raise ValueError(f"{file} is its own base; remove one of the keys `base`")

@@ -11,8 +11,7 @@ from .config import Config
 from .device import pick_device
 from .distributed import Distributed
 from .loaders import build_loader, check_classes, open_data
-from .optimizer import scale_rates
-from .train_state import StepCounter, TrainState
+from .train_state import StepCounter, TrainState, scale_rates
 
 SECONDS = 5.0  # shortest duration of the speed measurement, after the warm-up
 

@@ -32,20 +32,12 @@ def _version(name: str) -> str | None:
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """The machine, the versions and the settings of a run, a benchmark or a study on "cpu" or "cuda"."""
-    found = dict(
-        cpu=processor(),
-        cores=os.cpu_count(),
-        load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        threads=torch.get_num_threads(),
-        platform=platform.platform(),
-        python=platform.python_version(),
-        vilonghorn=__version__,
-        torch=str(torch.__version__),
-        **{name: _version(name) for name in PACKAGES},
-        backends=ops.backends(device),
-        omp_wait_policy=os.environ.get("OMP_WAIT_POLICY", "not set"),
-    )
+    load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    found = {"cpu": processor(), "cores": os.cpu_count(), "load": load, "threads": torch.get_num_threads()}
+    found |= {"platform": platform.platform(), "python": platform.python_version(), "vilonghorn": __version__}
+    found |= {"torch": str(torch.__version__), **{name: _version(name) for name in PACKAGES}}
+    found |= {"backends": ops.backends(device), "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set")}
     if device == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        found |= dict(gpu=gpu.name, multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda)
+        found |= {"gpu": gpu.name, "multiprocessors": gpu.multi_processor_count, "cuda": torch.version.cuda}
     return found

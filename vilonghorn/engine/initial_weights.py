@@ -61,8 +61,7 @@ def read_initial_weights(model: str, source: str) -> dict[str, Any]:
         raise ValueError(f"model.weights is {source}, which cannot be read: {error}") from error
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"model.weights is {source}, which contains no tensors; found keys {list(weights)[:4]}")
-    cfg = timm.get_pretrained_cfg(model.partition(".")[0])
-    if cfg is None:
+    if (cfg := timm.get_pretrained_cfg(model.partition(".")[0])) is None:
         problem = f"but {model} has no default_cfgs, which name its classifier"
         raise ValueError(f"model.weights is {source}, {problem}: register the model with default_cfgs")
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")

@@ -18,16 +18,17 @@ from ..data.image_check import ImageCheck
 from ..data.image_file import printable
 from ..data.loaders import open_source
 from ..data.loaders.config import LoaderConfig
-from .config import Config
+from .config import ClassNames, Config
 from .distributed import Distributed
 
 MAX_LISTED = 1000  # files in a message
 
 Source = ImageFolder | Beton
+Split = Literal["train", "val"]
 
 
 def open_data(
-    config: Config, classes: Sequence[str] | None = None, splits: Sequence[Literal["train", "val"]] = ("train", "val")
+    config: Config, classes: ClassNames = None, splits: Sequence[Split] = ("train", "val")
 ) -> dict[str, Source]:
     """Opens the `splits` of the data of a run, and all images of its folders; call it in every process.
 
@@ -58,9 +59,9 @@ def open_data(
     return {split: found[split] for split in splits}
 
 
-def _open(config: Config, split: str, classes: Sequence[str] | None) -> Source:
-    data, key = config.data, f"data.{split}"
-    source, kinds = getattr(data, split), "a folder with one folder of images for each class, or a .beton file"
+def _open(config: Config, split: Split, classes: ClassNames) -> Source:
+    key, source = f"data.{split}", getattr(config.data, split)
+    kinds = "a folder with one folder of images for each class, or a .beton file"
     if source is None:
         others = " or, to hold out a part of data.train, --data.val_split 0.2" if split == "val" else ""
         raise ValueError(f"{key} is missing: give --{key}, {kinds}{others}")
@@ -73,7 +74,7 @@ def _open(config: Config, split: str, classes: Sequence[str] | None) -> Source:
     if not Path(source).exists():
         problem = f"{key} is {source}, but there is no {Path(source).absolute()}"
         raise FileNotFoundError(f"{problem}: expected {kinds} (vilonghorn beton writes it)")
-    return open_source(source, config.task.labelled, data.max_pixels, classes)
+    return open_source(source, config.task.labelled, config.data.max_pixels, classes)
 
 
 def _checked(source: Source, skip: bool, dist: Distributed) -> tuple[Source, str]:
@@ -103,7 +104,7 @@ def _checked(source: Source, skip: bool, dist: Distributed) -> tuple[Source, str
 def _notes_on_copies(folders: list[ImageFolder]) -> list[str]:
     """Sentences that name images that are in two classes of a folder, or in two folders."""
     first: dict[bytes, tuple[ImageFolder, int]] = {}
-    pairs: dict[str, list[str]] = {"in two classes": [], "in the training and in the held-out data": []}
+    pairs: dict[str, list[str]] = {}
     same_place = len({os.path.realpath(folder.path) for folder in folders}) < len(folders)
     for folder in folders:
         for i, digest in enumerate(map(bytes, folder.digests)):
@@ -114,8 +115,8 @@ def _notes_on_copies(folders: list[ImageFolder]) -> list[str]:
                 what = "in the training and in the held-out data"
             else:
                 continue
-            pairs[what].append(f"{printable(other.paths[j])} is {printable(folder.paths[i])}")
-    return [_listed(f"{len(p)} images are {what}: remove one of each pair", p) for what, p in pairs.items() if p]
+            pairs.setdefault(what, []).append(f"{printable(other.paths[j])} is {printable(folder.paths[i])}")
+    return [_listed(f"{len(p)} images are {what}: remove one of each pair", p) for what, p in pairs.items()]
 
 
 def _listed(title: str, lines: list[str]) -> str:
@@ -129,8 +130,8 @@ def build_loader(
     device: torch.device | str,
     *,
     training: bool,
-    split: Literal["train", "val"] | None = None,
-    classes: Sequence[str] | None = None,
+    split: Split | None = None,
+    classes: ClassNames = None,
     source: Source | None = None,
 ) -> Any:
     """The loader of `data.train`, augmented for training, or of `data.val`, of which each process reads a part.
@@ -142,11 +143,11 @@ def build_loader(
     """
     dist, split = Distributed(), split or ("train" if training else "val")
     source = open_data(config, classes, [split])[split] if source is None else source
-    options = {"seed": config.run.seed, "device": device, "classes": classes}
-    options |= {"rank": dist.rank, "world_size": dist.world_size, "labelled": config.task.labelled}
     known = {field.name for field in fields(LoaderConfig)}
     given = vars(config.data) | (vars(config.augmentation) if training else {})
-    return create_loader(source, training=training, **{k: v for k, v in given.items() if k in known} | options)
+    options = {name: value for name, value in given.items() if name in known}
+    options |= {"seed": config.run.seed, "device": device, "classes": classes, "labelled": config.task.labelled}
+    return create_loader(source, training=training, rank=dist.rank, world_size=dist.world_size, **options)
 
 
 def check_classes(train: str | None, num_classes: int, val: str | None, loader: Any) -> None:

@@ -59,13 +59,12 @@ def draw_confusion(path: Path, found: Predictions) -> None:
     side = 3.5 + 0.35 * len(names)
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.add_subplot()
-    style = {"cmap": "Blues", "colorbar": False, "xticks_rotation": "vertical", "values_format": "d"}
-    options = {"labels": labels, "display_labels": names, "ax": axes, **style}
-    display = ConfusionMatrixDisplay.from_predictions(truth, guess, **options)
+    style = {"cmap": "Blues", "colorbar": False, "xticks_rotation": "vertical", "values_format": "d", "ax": axes}
+    shown = ConfusionMatrixDisplay.from_predictions(truth, guess, labels=labels, display_labels=names, **style)
     axes.set(xlabel="predicted class", ylabel="true class")
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)
-    for text in display.text_.flat:
+    for text in shown.text_.flat:
         text.set_visible(text.get_text() != "0")
     write_file(path, png(figure))
 
@@ -104,10 +103,7 @@ def write_report(directory: RunDirectory, config: Config, found: Predictions, re
 def write_masked_report(
     directory: RunDirectory, config: Config, examples: torch.Tensor, titles: tuple[str, ...], result: dict[str, Any]
 ) -> None:
-    """Draws held-out images, and what the model makes of them, and writes an HTML page.
-
-    `examples` are (rows, N, 3, H, W), normalised, and `titles` are those of the rows.
-    """
+    """Draws `examples` (rows, N, 3, H, W), normalised, with a title for each row, and writes an HTML page."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (config.data.mean, config.data.std))
     rows, columns = examples.shape[:2]
     figure = Figure(figsize=(1.2 * columns, 1.3 * rows))

@@ -3,20 +3,23 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from timm.layers import to_2tuple
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, random_seed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .config import Config
+from .config import ClassNames, Config
 from .device import autocast
 from .distributed import Distributed
-from .optimizer import build_optimizer, build_scheduler, scale_rates
+from .model_setup import explain_model_errors
 from .tasks import build_task
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images (B, 3, H, W) and targets (B,), or (B, classes) after mixup
@@ -62,6 +65,38 @@ def seed_all(*numbers: int) -> None:
     random_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
 
+def scale_rates(config: Config, images: int) -> Config:
+    """Scales the learning rates in proportion to the images per update (Goyal et al., 2017, arXiv 1706.02677)."""
+    optimizer, schedule = config.optimizer, config.schedule
+    factor = images / optimizer.lr_batch if optimizer.lr_batch else 1.0
+    rates = replace(schedule, warmup_lr=schedule.warmup_lr * factor, min_lr=schedule.min_lr * factor)
+    return replace(config, optimizer=replace(optimizer, lr=optimizer.lr * factor), schedule=rates)
+
+
+def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer, without weight decay on vectors and on the model's `no_weight_decay()`; AdamW is fused on GPUs."""
+    name = config.optimizer.name
+    keys = ("lr", "weight_decay", "betas", "eps", "layer_decay", "layer_decay_min_scale")
+    own = {key: getattr(config.optimizer, key) for key in keys}
+    if name == "adamw" and next(model.parameters()).is_cuda:
+        own["fused"] = True
+    own |= config.optimizer.kwargs
+    given = f" with {config.optimizer.kwargs}" if config.optimizer.kwargs else ""
+    with explain_model_errors(f"optimizer.name is {name!r}, which timm cannot make{given}"):
+        optimizer = create_optimizer_v2(model, name, **own)
+    if getattr(optimizer, "is_second_order", False):
+        raise ValueError(f"optimizer.name is {name!r}, which needs second derivatives: choose another")
+    return optimizer
+
+
+def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> Scheduler:
+    """The schedule; `step_update(n)` sets the rate of update n, from 0."""
+    schedule = config.schedule
+    options = {"num_epochs": schedule.epochs, "warmup_epochs": schedule.warmup, "updates_per_epoch": updates_per_epoch}
+    options |= {"warmup_lr": schedule.warmup_lr, "min_lr": schedule.min_lr}
+    return create_scheduler_v2(optimizer, schedule.kind, step_on_epochs=False, **options)[0]
+
+
 class TrainState:
     """A model in training, and what belongs to it.
 
@@ -71,9 +106,7 @@ class TrainState:
     errors of `build_task`.
     """
 
-    def __init__(
-        self, config: Config, num_classes: int, device: torch.device, class_names: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, config: Config, num_classes: int, device: torch.device, class_names: ClassNames = None) -> None:
         self.config, self.device = config, device
         self.num_classes = num_classes if config.task.labelled else 0
         self.amp = autocast(config.run.amp, device)

@@ -109,7 +109,7 @@ class Trainer:
             self.dist.print(f"the average of the weights (ema) is clearly worse than the last weights: {remedy}")
         result = {**progress.results[state.reported], "weights": state.reported, "epochs": progress.epoch}
         result |= {"images": images, "best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
-        state.task.report(state, self.val_loader, self.directory, result)
+        state.task.report(state.models[state.reported], self.val_loader, self.directory, self.config, result)
         return result
 
     def train_epoch(self, stop: StopRequest) -> None:
@@ -268,8 +268,8 @@ class Trainer:
         check_classes(config.data.train, train.num_classes, config.data.val, val)
         self.train_loader, self.val_loader = train, val
         self.steps = StepCounter(len(train), config.optimizer.accumulate, dist.world_size)
-        self.data = {"images": train.num_samples, "batches": self.steps.batches, "classes": train.num_classes}
-        self.data |= {"batches_per_update": self.steps.batches_per_update}
+        self.data = {"images": train.num_samples, "classes": train.num_classes, "batches": self.steps.batches}
+        self.data["batches_per_update"] = self.steps.batches_per_update
         for split, loader in (("train", train), ("val", val)):
             self.data[split] = loader.fingerprint
             self.data[f"{split}_images"] = getattr(loader, "content", None)  # a loader of one's own may not have it
@@ -290,7 +290,7 @@ class Trainer:
         if self.dist.is_main:
             environment = {**machine(self.train_state.device.type), "processes": self.dist.world_size}
             log_size, names = self.progress.log_size if state else None, self.train_loader.class_names
-            self.directory.open(self.config.to_dict(), environment, names, log_size, overwrite)
+            self.directory.open(self.config, environment, names, log_size, overwrite)
         self.logger = RunLogger(self.config, self.directory, self.steps, self.update, enabled=self.dist.is_main)
 
 

@@ -124,8 +124,8 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
                 found.update(file.read(min(left, 1 << 24)))
             if found.hexdigest() != manifest["sha256"]["images"]:
                 raise _damaged(path, "its image data are not those that were written")
-    classes, labels = manifest and manifest["classes"], samples["label"].astype(np.int64)
-    return Beton(path, samples["image"], labels, sizes, classes, checksums, digest)
+    classes = manifest["classes"] if manifest else None
+    return Beton(path, samples["image"], samples["label"].astype(np.int64), sizes, classes, checksums, digest)
 
 
 def _damaged(path: Path, what: str) -> BetonError:

@@ -90,8 +90,7 @@ class Loader(ABC):
             images (B, 3, H, W) float32, normalised, in channels-last order, and targets (B,) int64, both on the device.
             Later batches do not overwrite them.
 
-        Raises:
-            ValueError: `epoch` or `start` is negative, or a sample cannot be decoded.
+        Raises ValueError if `epoch` or `start` is negative, or a sample cannot be decoded.
         """
         if epoch < 0 or start < 0:
             raise ValueError(f"epoch is {epoch} and start is {start}; expected 0 or more")

@@ -1,11 +1,9 @@
 """What a run learns, as the section `task` of its configuration says."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
-from ..config import Config
+from ..config import ClassNames, Config
 from ..model_setup import check_model, model_from_config
 from .classification import Classification
 from .distillation import Distillation
@@ -16,7 +14,7 @@ __all__ = ["Classification", "Distillation", "MaskedImageModel", "MaskedImages",
 
 
 def build_task(
-    config: Config, num_classes: int, device: torch.device, class_names: Sequence[str] | None = None
+    config: Config, num_classes: int, device: torch.device, class_names: ClassNames = None
 ) -> tuple[nn.Module, Task]:
     """The model of a run with its initial weights, on a device, and the task that trains it.
 

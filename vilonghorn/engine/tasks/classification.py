@@ -2,23 +2,21 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..checkpoint import RunDirectory
 from ..config import Config
+from ..device import autocast
 from ..distributed import Distributed
 from ..evaluate import CLASS_SCORES, class_scores, predict_all
 from ..report import write_report
 from .task import Task
-
-if TYPE_CHECKING:
-    from ..train_state import TrainState
 
 
 class Classification(Task):
@@ -53,9 +51,10 @@ class Classification(Task):
         """The loss of logits (B, classes), a scalar."""
         return self.criterion(output, targets)
 
-    def report(self, state: "TrainState", loader: Any, directory: RunDirectory, result: dict[str, Any]) -> None:
+    def report(self, model: nn.Module, loader: Any, run: RunDirectory, config: Config, result: dict[str, Any]) -> None:
         """Writes the report with predictions, mistakes and confusions."""
         dist = Distributed()
-        found = predict_all(state.models[state.reported], loader, state.amp, dist)
+        amp = autocast(config.run.amp, next(model.parameters()).device)
+        found = predict_all(model, loader, amp, dist)
         if dist.is_main:
-            write_report(directory, state.config, found, result)
+            write_report(run, config, found, result)

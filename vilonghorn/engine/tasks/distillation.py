@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import nn
 from ...data.atomic_files import atomic_write
 from ...models.weights_file import digest, one_line
 from ..checkpoint import full_disk_explained
-from ..config import Config, nearest
+from ..config import ClassNames, Config, nearest
 from ..device import autocast
 from ..distributed import Distributed
 from ..evaluate import load_run, preprocessing, pretrained_class_names
@@ -40,12 +40,13 @@ class Teacher:
     """
 
     def __init__(
-        self, source: str, config: Config, num_classes: int, device: torch.device, class_names: Sequence[str] | None
+        self, source: str, config: Config, num_classes: int, device: torch.device, class_names: ClassNames
     ) -> None:
         synsets = bool(class_names) and all(re.fullmatch(r"n\d{8}", name) for name in class_names or ())
         self.model, names, cfg = _load(source, synsets)
         name = f"the teacher {source}"
-        self.order, same, is_classifier = slice(None), "they must be the same", config.task.teacher_output == "logits"
+        self.order = slice(None)
+        same, is_classifier = "they must be the same", config.task.teacher_output == "logits"
         if is_classifier and (found := getattr(self.model, "num_classes", None)) != num_classes:
             raise ValueError(f"{name} has {found} classes but the data has {num_classes}: {same}")
         if is_classifier and names is not None and class_names is not None:
@@ -76,7 +77,7 @@ class Teacher:
             return self.model(images).float()[:, self.order]
 
 
-def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, dict[str, Any]]:
+def _load(source: str, synsets: bool) -> tuple[nn.Module, ClassNames, dict[str, Any]]:
     """A teacher, the names of its classes, and `input_size`, `mean` and `std` of its images."""
     path = Path(source)
     if path.exists():
@@ -133,9 +134,7 @@ class Distillation(Classification):
     The logits of several teachers are the logarithm of the mean of their probabilities. Raises the errors of `Teacher`.
     """
 
-    def __init__(
-        self, config: Config, num_classes: int, device: torch.device, class_names: Sequence[str] | None
-    ) -> None:
+    def __init__(self, config: Config, num_classes: int, device: torch.device, class_names: ClassNames) -> None:
         super().__init__(config, num_classes)
         self.config, self.num_classes, self.device, self.recipe = config, num_classes, device, config.task
         self.teachers = [Teacher(source, config, num_classes, device, class_names) for source in self.recipe.teacher]

@@ -6,7 +6,7 @@ map predicts their pixels.
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,6 @@ from ..distributed import Distributed
 from ..model_setup import explain_model_errors, model_from_config
 from ..report import write_masked_report
 from .task import Task
-
-if TYPE_CHECKING:
-    from ..train_state import TrainState
 
 ROWS = ("original", "masked", "reconstructed")  # of the picture of a report
 
@@ -98,10 +95,9 @@ def masked_model_from_config(config: Config, device: torch.device) -> MaskedImag
     model = MaskedImageModel(backbone, unit or default).to(device)
     remedy = "change data.image_size, model.kwargs, augmentation.start_size or sizes; patches must not overlap"
     for size in sizes:
-        images = torch.zeros(2, 3, *size, device=device)
-        with explain_model_errors(f"{name} does not reconstruct {tuple(images.shape)}", remedy):
-            with torch.no_grad(), autocast(config.run.amp, device):
-                model.eval()(images)
+        problem = explain_model_errors(f"{name} does not reconstruct {(2, 3, *size)}", remedy)
+        with problem, torch.no_grad(), autocast(config.run.amp, device):
+            model.eval()(torch.zeros(2, 3, *size, device=device))
     return model.train()
 
 
@@ -172,8 +168,8 @@ class MaskedImages(Task):
             reconstructed = reconstructed * deviation + mean
         return torch.stack([images, images.masked_fill(hidden, 0), torch.where(hidden, reconstructed, images)]).cpu()
 
-    def report(self, state: "TrainState", loader: Any, directory: RunDirectory, result: dict[str, Any]) -> None:
+    def report(self, model: nn.Module, loader: Any, run: RunDirectory, config: Config, result: dict[str, Any]) -> None:
         """Writes the report with reconstructions of the held-out images of process 0."""
         if Distributed().is_main:
-            examples = self.examples(state.models[state.reported], loader, state.amp)
-            write_masked_report(directory, state.config, examples, ROWS, result)
+            amp = autocast(config.run.amp, next(model.parameters()).device)
+            write_masked_report(run, config, self.examples(model, loader, amp), ROWS, result)

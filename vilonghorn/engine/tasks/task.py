@@ -3,15 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..checkpoint import RunDirectory
-
-if TYPE_CHECKING:
-    from ..train_state import TrainState
+from ..config import Config
 
 
 class Task(ABC):
@@ -32,12 +30,9 @@ class Task(ABC):
         return model
 
     def prepare(self, loader: Any, directory: Path, on_batch: Callable[[], None]) -> None:  # noqa: B027 (not required)
-        """Called before the first epoch of a process, started or resumed.
+        """Called before the first epoch of a process, started or resumed, with the loader of the training data.
 
-        Args:
-            loader: of the training data.
-            directory: of the run.
-            on_batch: called after each batch, equally often in every process; may raise to stop.
+        Calls `on_batch` after each batch, equally often in every process; it may raise to stop.
         """
 
     def backbone(self, model: nn.Module) -> nn.Module:
@@ -57,5 +52,5 @@ class Task(ABC):
         """The sums of the scores over a held-out batch, (scores,)."""
 
     @abstractmethod
-    def report(self, state: "TrainState", loader: Any, directory: RunDirectory, result: dict[str, Any]) -> None:
+    def report(self, model: nn.Module, loader: Any, run: RunDirectory, config: Config, result: dict[str, Any]) -> None:
         """Writes the report of a finished run on held-out data, with the result of `Trainer.fit`, in every process."""
