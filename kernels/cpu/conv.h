@@ -36,6 +36,59 @@ VL_INLINE void gather(Vector<T> *out, const VlInput &in, const Steps &s, int64_t
   }
 }
 
+// For inputs with channels_first, whose tokens are contiguous: calls of_tokens(i, low), for kLanes steps from i, which
+// are kLanes tokens from `low`, or of_step(i) for one step of a short chunk.
+template <class T, class OfTokens, class OfStep>
+VL_INLINE void each_tile_of_tokens(const Steps &s, OfTokens of_tokens, OfStep of_step) {
+  constexpr int64_t W = kLanes<T>;
+  for (int64_t i = 0; i < s.count; i += W) {
+    if (i + W > s.count) i = s.count - W;  // the last tile overlaps the one before
+    if (i < 0) {
+      for (int64_t j = 0; j < s.count; j++) of_step(j);
+      return;
+    }
+    of_tokens(i, s.reverse ? s.token(i + W - 1) : s.token(i));
+  }
+}
+// As gather and a loop of stores: the channels at d, `step` elements apart, of tokens that begin at `data`.
+template <class T>
+static void gather_channels(Vector<T> *out, const VlInput &in, const Steps &s, int64_t d, int count) {
+  constexpr int W = kLanes<T>;
+  const T *data = (const T *)in.data + s.direction * in.direction + s.batch * in.batch + d * in.step;
+  each_tile_of_tokens<T>(
+      s,
+      [&](int64_t i, int64_t low) VL_LAMBDA {
+        Vector<T> tile[W];
+        for (int c = 0; c < W; c++) {
+          tile[c] = c < count ? load(data + c * in.step + low) : Vector<T>{};
+          __builtin_prefetch(data + (c + W) * in.step + low, 0, 2);
+        }
+        transpose<T>(tile);
+        for (int j = 0; j < W; j++) out[i + j] = tile[s.reverse ? W - 1 - j : j];
+      },
+      [&](int64_t i) {
+        out[i] = Vector<T>{};
+        for (int c = 0; c < count; c++) out[i][c] = data[c * in.step + s.token(i)];
+      });
+}
+template <class T> static void scatter_channels(T *data, int64_t step, const Vector<T> *in, const Steps &s, int count) {
+  constexpr int W = kLanes<T>;
+  each_tile_of_tokens<T>(
+      s,
+      [&](int64_t i, int64_t low) VL_LAMBDA {
+        Vector<T> tile[W];
+        for (int j = 0; j < W; j++) tile[s.reverse ? W - 1 - j : j] = in[i + j];
+        transpose<T>(tile);
+        for (int c = 0; c < count; c++) {
+          store(data + c * step + low, tile[c]);
+          __builtin_prefetch(data + (c + W) * step + low, 1, 2);
+        }
+      },
+      [&](int64_t i) {
+        for (int c = 0; c < count; c++) data[c * step + s.token(i)] = in[i][c];
+      });
+}
+
 template <class T> struct ConvWeights {  // of one vector of channels
   Vector<T> weight[VL_MAX_CONV], bias;
   void load(const void *w, const void *b, int64_t direction, int64_t d_conv, int64_t channels, int64_t d, int count) {

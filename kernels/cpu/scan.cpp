@@ -113,6 +113,16 @@ template <class T, int NS> struct Scan {
     }
   }
 
+  // The vectors of channels at d, at all steps of the chunk.
+  VL_FLATTEN void read(V *out, const VlInput &in, const Steps &s, int64_t d, int count) {
+    if (a.channels_first) gather_channels<T>(out, in, s, d, count);
+    else gather<T>(out, in, s, d, count);
+  }
+  // Writes a block of an output with channels_first, (B, G, D, L).
+  void write_channels(void *out, const V *v, const Steps &s, int64_t d, int count) {
+    scatter_channels<T>((T *)out + ((b * a.directions + s.direction) * a.channels + d) * L, L, v, s, count);
+  }
+
   // Values and gates of one block; with SLOPES also the gates' derivatives, for backward.
   template <int RULE, bool SLOPES> VL_FLATTEN void load_values(const Steps &s, int64_t block) {
     const int64_t d = block * W, i_block = block - blocks.begin;
@@ -126,9 +136,11 @@ template <class T, int NS> struct Scan {
                  W);
       compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count, [&](int i) { return dt[i]; });
     } else {
-      gather<T>(x, a.x, s, d, count);
-      compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count,
-                                     [&](int i) { return read_row<T>(a.dt, s, i, d, count) + bias; });
+      read(x, a.x, s, d, count);
+      if (a.channels_first) read(dt, a.dt, s, d, count);
+      compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count, [&](int i) {
+        return (a.channels_first ? dt[i] : read_row<T>(a.dt, s, i, d, count)) + bias;
+      });
     }
   }
 
@@ -209,7 +221,7 @@ template <class T, int NS> struct Scan {
     const int64_t rows = (a.mean ? b : s.direction * a.batch + b) * L;
     const Steps shared(0, s);  // all directions share z
     const bool gated = last && a.z.data;
-    if (gated) silu<T>(z, nullptr, s.count, [&](int i) { return read_row<T>(a.z, shared, i, d, count); });
+    read_gate(nullptr, gated, shared, d, count);
     for (int64_t i = 0; i < s.count; i++) {
       T *at = (T *)a.y + (rows + s.token(i)) * a.channels + d;  // holds the sum over the previous directions
       V total = RULE == VL_NONE ? x[i] : y[i] + D * x[i];
@@ -217,8 +229,17 @@ template <class T, int NS> struct Scan {
       prefetch<true>(at);
       if (last) total *= scale;
       if (gated) total *= z[i];
-      store(at, total, count);
+      if (a.channels_first) y[i] = total;
+      else store(at, total, count);
     }
+    if (a.channels_first) write_channels(a.y, y, s, d, count);
+  }
+
+  // z after its SiLU, and its slope unless that is null, of one block.
+  VL_FLATTEN void read_gate(V *slope, bool gated, const Steps &s, int64_t d, int count) {
+    if (!gated) return;
+    if (a.channels_first) read(z, a.z, s, d, count);
+    silu<T>(z, slope, s.count, [&](int i) { return a.channels_first ? z[i] : read_row<T>(a.z, s, i, d, count); });
   }
 
   template <int RULE> bool backward() {
@@ -261,9 +282,10 @@ template <class T, int NS> struct Scan {
     const Steps shared(0, s);                                               // all directions share z
     const V D = parameter(a.D, s.direction, block);
     const T scale = this->scale();
-    if (a.z.data) silu<T>(z, z_slope, s.count, [&](int i) { return read_row<T>(a.z, shared, i, d, count); });
+    read_gate(z_slope, a.z.data, shared, d, count);
+    if (a.channels_first) read(dy, a.dy, s, d, count);
     for (int64_t i = 0; i < s.count; i++) {
-      dy[i] = read_row<T>(a.dy, s, i, d, count) * scale;
+      dy[i] = (a.channels_first ? dy[i] : read_row<T>(a.dy, s, i, d, count)) * scale;
       if (a.z.data) {  // dz needs a sum over directions, which is stored in dz until the last one
         const int64_t row = b * L + s.token(i);
         T *at = (T *)a.dz + row * a.dz_step + d, *gated_y = (T *)a.y + row * a.channels + d;
@@ -271,7 +293,9 @@ template <class T, int NS> struct Scan {
         if (!a.mean) sum *= dy[i];  // with mean, dy is the same for all directions
         if (s.direction > 0) sum += load(at, count);
         prefetch<true>(at);
-        if (s.direction < a.directions - 1) {
+        if (a.channels_first) {
+          z_slope[i] *= sum;
+        } else if (s.direction < a.directions - 1) {
           store(at, sum, count);
         } else {
           store(at, (a.mean ? dy[i] * sum : sum) * z_slope[i], count);
@@ -281,6 +305,7 @@ template <class T, int NS> struct Scan {
       }
       if (RULE != VL_NONE) dD[i_block] += dy[i] * x[i];
     }
+    if (a.channels_first && a.z.data) write_channels(a.dz, z_slope, s, d, count);
 
     if constexpr (RULE != VL_NONE) backward_states<RULE>(s, block, D);
   }
@@ -302,11 +327,12 @@ template <class T, int NS> struct Scan {
     for (int64_t i = 0; i < s.count; i++) {
       dbias[i_block] += ddt[i];
       dx[i] += D * dy[i];
-      if (is_alone && mixer) continue;  // dx is projection.du
+      if ((is_alone && mixer) || a.channels_first) continue;  // dx is projection.du
       const int64_t at = (rows + s.token(i)) * a.channels + d;
       store((T *)a.dx + at, dx[i], count), prefetch<true>((T *)a.dx + at);
       if (!mixer) store((T *)a.ddt + at, ddt[i], count), prefetch<true>((T *)a.ddt + at);
     }
+    if (a.channels_first) write_channels(a.dx, dx, s, d, count), write_channels(a.ddt, ddt, s, d, count);
     if (mixer)
       outer<T>(d_dt_proj + i_block * mixer->dt_rank, dt_low_rank, mixer->dt_rank, ddt, s.count, mixer->dt_rank);
   }

@@ -40,6 +40,9 @@ typedef struct {
   int64_t channel_splits; /* number of jobs that share the channels of a sequence */
   int32_t rule, mean;     /* mean: y is the mean over the directions */
   int32_t dtype, threads;
+  int32_t channels_first;    /* CPU: the channels come before the tokens, which are contiguous, in x, dt, z, dy, whose
+                                `step` is the stride between channels, and in y, dx, ddt, (B, G, D, L), dz, (B, D, L).
+                                Without mean, and with z only for one direction */
   const uint8_t *reverse;    /* (G): not 0 where the scan runs from the last step to the first */
   VlInput x, dt, k, q;       /* x, dt: (G, B, L, D); k, q: (G, B, L, N) */
   VlInput z;                 /* (B, L, D), optional */

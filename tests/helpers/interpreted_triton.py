@@ -178,7 +178,7 @@ def test_the_operator_with_heads_passes_opcheck(dtype):
     leaves = [values[name].requires_grad_() for name in ("x", "dt", "k", "q", "D", "dt_bias")]
     state = torch.randn(2, 1, 5, 6, requires_grad=True)
     tensors = (*leaves[:4], torch.randn(1, 17, 6).to(dtype).requires_grad_(), None, *leaves[4:], state)
-    options = (EXACT, [0, 1], "none", None, True)
+    options = (EXACT, [0, 1], "none", None, True, False)
     torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*tensors, *options, True))
     with FlopCounterMode(display=False) as counter:
         torch.ops.vilonghorn.scan(*tensors, *options, False)

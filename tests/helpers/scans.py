@@ -10,6 +10,7 @@ import torch
 from oracle import inputs, value_and_grads
 
 from vilonghorn.ops import scan
+from vilonghorn.ops.arguments import by_channel
 
 GPU = ("cuda", "triton")
 
@@ -57,8 +58,11 @@ def test_the_operators_pass_opcheck(backend, rule):
     # Saved states hold 16 channels or a multiple of them. What pads fewer channels is not set, so it may differ.
     length = 3 if backend == "triton" else 9  # its interpreter is slow
     values = inputs(2, 1, length, 16, 16, rule=rule, state=rule == "mamba", dtype=dtype)
+    channels_first = rule == "longhorn"
+    if channels_first:
+        del values["z"]
     tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias", "initial_state")]
-    options = (rule, [False, True], reduce, backend, rule == "mamba")
+    options = (rule, [False, True], reduce, backend, rule == "mamba", channels_first)
     leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
     torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*leaves, *options, True))
     tensors[0] = tensors[0].mT.contiguous().mT  # gradients are contiguous whatever the strides of the inputs
@@ -75,3 +79,18 @@ def test_a_repetition_gives_the_same_bits(backend, rule):
     run = partial(scan, backend=backend, rule=rule, reverse=(False, True), reduce="mean")
     first, second = (value_and_grads(run, inputs(2, 1, 9, 34, 3, rule=rule)) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_channels_first_gives_the_same_in_another_order_of_memory(backend, rule):
+    for reverse, shape, gate in (((True,), (1, 2, 21, 18, 16), True), ((False, True), (2, 1, 5, 40, 3), False)):
+        values = inputs(*shape, rule=rule, gate=gate, state=True)
+        run = partial(scan, backend=backend, rule=rule, reverse=reverse, return_state=True)
+        expected = value_and_grads(run, values)
+        ordered = values | {n: by_channel(values[n]).copy_(values[n]) for n in ("x", "dt", "z") if n in values}
+        for given in (ordered, values):
+            actual = value_and_grads(partial(run, channels_first=True), given, keep_strides=True)
+            torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+        leaves = {name: value.detach().requires_grad_() for name, value in ordered.items()}
+        y, _ = run(**leaves, channels_first=True)
+        results = y, *torch.autograd.grad(y.sum(), [leaves["x"], leaves["dt"]])
+        assert all(t.permute(1, 0, 3, 2).is_contiguous() for t in results)

@@ -178,3 +178,29 @@ def test_linear_weights_start_uniform_at_the_scale_of_their_inputs(rule):
     }
     for weight, bound in bounds.items():
         assert 0.95 * bound < weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize(
+    "options", [dict(rule="mamba"), dict(num_heads=4), dict(shared_directions=True), dict(rule=None)]
+)
+def test_pieces_of_any_length_give_what_the_whole_sequence_gives(options):
+    torch.manual_seed(0)
+    block = Block(8, reverse=(False,), mlp_ratio=2, **options).double()
+    x = torch.randn(2, 11, 8, dtype=torch.float64, requires_grad=True)
+    expected, state, parts = block(x), None, []
+    for piece in x.split([1, 1, 2, 4, 3], 1):
+        y, state = block.step(piece, state)
+        parts.append(y)
+    actual = torch.cat(parts, 1)
+    torch.testing.assert_close(actual, expected)
+    weights = torch.randn_like(expected)
+    grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (actual, expected)]
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(reverse=(True,)), dict(reverse=(False, True)), dict(d_conv=(3, 3), reverse=(False,))]
+)
+def test_a_mixer_that_needs_later_tokens_has_no_step(options):
+    with pytest.raises(ValueError, match="step needs a mixer with reverse"):
+        Mixer(8, **options).step(torch.zeros(1, 2, 8))

@@ -67,3 +67,20 @@ def test_the_operator_says_where_no_kernel_runs_it(monkeypatch):
     monkeypatch.setattr(native, "_reason", "not built")
     with pytest.raises(RuntimeError, match="no kernel runs torch.float32 on 'cpu'; call vilonghorn.ops.conv_silu"):
         torch.ops.vilonghorn.conv_silu(*conv_inputs(1, 1, 5, 4, 4).values(), [0], None, [], False)
+
+
+@pytest.mark.parametrize("reverse", [(False,), (True, True)])
+@pytest.mark.parametrize("taps", [1, 4, 7])
+def test_a_sequence_in_pieces_gives_what_the_whole_gives(taps, reverse):
+    values = conv_inputs(len(reverse), 2, 11, 5, taps, dtype=torch.float64)
+    x, weight, bias = values.values()
+    expected = conv_silu(x, weight, bias, reverse=reverse)
+    state, parts, pieces = None, [], x.split([2, 1, 8], 1)
+    for piece in reversed(pieces) if reverse[0] else pieces:
+        y, state = conv_silu(piece, weight, bias, reverse=reverse, initial_state=state, return_state=True)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts[::-1] if reverse[0] else parts, 2), expected)
+    with pytest.raises(ValueError, match="initial_state has shape"):
+        conv_silu(x, weight, bias, reverse=reverse, initial_state=x)
+    with pytest.raises(ValueError, match="expected equal flags"):
+        conv_silu(x, weight.expand(2, -1, -1), bias.expand(2, -1), reverse=(False, True), return_state=True)

@@ -9,7 +9,7 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from . import fast_block
-from .mixer import Mixer
+from .mixer import Mixer, State
 from .norm import RMSNorm
 
 
@@ -79,6 +79,15 @@ class Block(nn.Module):
             normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
             x = x + self.drop_path(self.mlp(normed))
         return x
+
+    @torch.jit.unused
+    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """As `forward` for the next tokens of a sequence, with the state of `Mixer.step`, in torch's own modules."""
+        mixed, state = self.mixer.step(self.norm(x.to(self.mixer.conv_bias.dtype)), state)
+        x = x + self.drop_path(mixed)
+        if self.mlp is not None and self.norm2 is not None:
+            x = x + self.drop_path(self.mlp(self.norm2(x.to(self.mixer.conv_bias.dtype))))
+        return x, state
 
     def _mix(self, x: Tensor, grid: list[int] | None, valid: Tensor | None) -> Tensor:
         if valid is not None:

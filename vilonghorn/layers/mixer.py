@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensor
 
+from ..ops import conv_silu, rms_norm, scan
 from ..ops._torch import autocast_dtype, is_tracing, is_unchanged
 from ..ops.arguments import MixerWeights
 from ..ops.backends import cpu
+from ..ops.mamba_inner import SCAN_NORM_EPS, check_arguments, convolve, projections
 from ..ops.rules import NO_RULE, find_rule
 from ..ops.validate import MAX_CONV, MAX_STATE, check_flags
 from .norm import decay_rates
@@ -22,6 +24,7 @@ from .norm import decay_rates
 fx.wrap("decay_rates")
 
 CLASSES = (nn.Parameter, Tensor, FakeTensor)  # of weights; other subclasses of tensors may store something else
+State = tuple[Tensor, Tensor | None]  # of `Mixer.step`
 DT_MIN, DT_MAX = 1e-3, 1e-1  # range of Mamba's initial step sizes, softplus(dt_bias)
 
 
@@ -210,6 +213,36 @@ class Mixer(nn.Module):
         inner = self.weights()._replace(x_proj=x_proj, dt_proj=dt_proj)
         options = (self.scan_norm, self.rule, self.flags, grid)
         return F.linear(torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, *options), out_proj)
+
+    @torch.jit.unused
+    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Mixes the next tokens of a sequence, (B, L, dim), after those that left `state` (default: none).
+
+        Returns what `forward` gives at these places of the whole sequence, and the state for the next call: the last
+        K - 1 inputs of the convolution, (B, K - 1, D), and the scan's state, (1, B, N, D), or None without a rule.
+
+        Raises:
+            ValueError: the mixer reads from the end, or has a convolution over the grid.
+        """
+        if self.flags != [0] or self.conv_weight.dim() != 3:
+            raise ValueError("step needs a mixer with reverse=(False,) and a convolution over the sequence")
+        tail, scan_state = (None, None) if state is None else state
+
+        def conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]) -> Tensor:
+            nonlocal tail
+            y, tail = conv_silu(x, weight, bias, reverse=reverse, initial_state=tail, return_state=True)
+            return y
+
+        args = check_arguments(self.in_proj(x), self.weights(), self.scan_norm, self.rule, self.flags, None)
+        if self.rule == NO_RULE:
+            z, y = convolve(args, conv)
+        else:
+            z, *activations = projections(args, conv)
+            w = args.weights
+            options: dict[str, Any] = dict(A=w.A, D=w.D, dt_bias=w.dt_bias, rule=self.rule)
+            y, scan_state = scan(*activations, **options, initial_state=scan_state, return_state=True)
+        y = y[0] if self.scan_norm is None else rms_norm(y[0], self.scan_norm[0], SCAN_NORM_EPS)
+        return self.out_proj(y * F.silu(z)), (tail, scan_state)  # type: ignore[return-value]
 
     @torch.jit.unused
     def weights(self) -> MixerWeights:

@@ -4,6 +4,7 @@ Annotations have the shapes, which `validate` checks. Backends and kernels recei
 always travel together are a group. The dispatcher knows no groups: `flatten` and `unflatten` convert.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -37,6 +38,15 @@ class Sizes(NamedTuple):
         return like.new_empty(math.prod(self.saved_state_shape(chunk, lanes)) if save else 0, dtype=dtype)
 
 
+CHANNELS_FIRST = ("x", "dt", "z")  # whose channels lie before the tokens with `channels_first`
+
+
+def by_channel(t: Tensor) -> Tensor:
+    """Memory like t, (G, B, L, D) or (B, L, D), whose channels lie before the tokens: (B, G, D, L) or (B, D, L)."""
+    *G, B, L, D = t.shape
+    return t.new_empty(B, *G, D, L).movedim(0, len(G)).mT
+
+
 class ScanArguments(NamedTuple):
     """Arguments of `vilonghorn.ops.scan`, which explains them."""
 
@@ -54,6 +64,7 @@ class ScanArguments(NamedTuple):
     reduce: str = "none"
     backend: str | None = None
     return_state: bool = False
+    channels_first: bool = False
 
     @property
     def sizes(self) -> Sizes:
@@ -83,8 +94,8 @@ class ScanArguments(NamedTuple):
     def new_outputs(self) -> tuple[Tensor, Tensor]:
         """Memory for y and for the state after the last token, which is empty if it is not returned."""
         G, B, _, D, N, *_ = self.sizes
-        shape = (G, B, N, D) if self.return_state else 0
-        return self.x.new_empty(self.output_shape), self.x.new_empty(shape, dtype=self.compute_dtype)
+        y, shape = self.x.new_empty(self.output_shape), (G, B, N, D) if self.return_state else 0
+        return by_channel(y) if self.channels_first else y, self.x.new_empty(shape, dtype=self.compute_dtype)
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -254,6 +265,16 @@ def tensors(args: tuple) -> list[Tensor | None]:
 def named_tensors(args: tuple) -> dict[str, Tensor | None]:
     """The tensors of the arguments of an operator by their flat names."""
     return dict(zip(LAYOUTS[type(args)].tensors, flatten(args)))
+
+
+def new_gradients(args: tuple) -> list[Tensor | None]:
+    """Memory for the gradients of the tensors of the arguments of an operator; None for those absent."""
+    made = dict[str, Tensor | None]()
+    for name, t in named_tensors(args).items():
+        is_first = getattr(args, "channels_first", False) and name in CHANNELS_FIRST
+        new = by_channel if is_first else functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+        made[name] = None if t is None else new(t)
+    return list(made.values())
 
 
 for _kind in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments, NormArguments):

@@ -1,6 +1,7 @@
 """`conv_silu`: the short depthwise convolution before the scan, for all directions at once; `conv2d_silu` on a grid."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,15 @@ from .validate import check_flags, check_grid, validate_conv
 
 
 def conv_silu(
-    x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool] = (False,), backend: str | None = None
-) -> Tensor:
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    reverse: Sequence[bool] = (False,),
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    backend: str | None = None,
+) -> Tensor | Any:
     """Depthwise causal convolution over the tokens, then SiLU, for each of G directions of one input.
 
     y[g, b, t] = silu(bias[g] + sum_j weight[g, :, j] x[b, t - (K - 1) + j]), with zeros before the first token. Where
@@ -28,24 +36,52 @@ def conv_silu(
         weight: (G, D, K), the last of K for the present token; K from 1 to 64 (4 is specialised).
         bias: (G, D).
         reverse: a flag for each direction.
+        initial_state: the K - 1 tokens before x, in a reverse direction after x, (B, K - 1, D). Default: zeros. It and
+            the next one are for directions that read the same way.
+        return_state: also return the K - 1 tokens before the piece that is read next (default: False).
         backend: "cpu" or "cuda" to insist on, or "reference" for plain torch; default: the first that can run on x's
             device.
 
     Returns:
-        y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast).
+        y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast). With `return_state`, y and (B, K - 1, D).
 
     Raises:
-        ValueError: shapes or devices that do not fit, or an unknown backend.
+        ValueError: shapes or devices that do not fit, a state of directions that differ, or an unknown backend.
         TypeError: a dtype outside float32, bfloat16, float16 and float64, or flags other than True and False.
         RuntimeError: the backend asked for cannot run here.
     """
     x = x.to(autocast_dtype(x) or x.dtype)
+    if initial_state is not None or return_state:
+        return _conv_of_a_piece(x, weight, bias, reverse, initial_state, return_state, backend)
     args = ConvArguments(x, weight, bias, check_flags("conv_silu", reverse), backend)
     counted = x.is_meta and num_dispatch_modes()  # nothing runs there: a counter of FLOPs knows the operator
     if choose_conv(x.device, x.dtype, backend) == "reference" and not counted:
         validate_conv(args)
         return conv_silu_reference(x, weight, bias, args.reverse)
     return _run(args)
+
+
+def _conv_of_a_piece(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    reverse: Sequence[bool],
+    state: Tensor | None,
+    return_state: bool,
+    backend: str | None,
+) -> Tensor | Any:
+    if len(set(check_flags("conv_silu", reverse))) > 1:
+        raise ValueError(
+            f"conv_silu: reverse is {reverse}, expected equal flags for a state: all read before x or after"
+        )
+    (B, L, D), before = x.shape, weight.shape[-1] - 1
+    state = x.new_zeros(B, before, D) if state is None else state.to(x.dtype)
+    if state.shape != (B, before, D):
+        raise ValueError(f"conv_silu: initial_state has shape {tuple(state.shape)}, expected {(B, before, D)}")
+    joined = torch.cat([x, state] if reverse[0] else [state, x], 1)
+    y = conv_silu(joined, weight, bias, reverse=reverse, backend=backend)
+    y = y.narrow(2, 0 if reverse[0] else before, L)
+    return (y, joined.narrow(1, 0 if reverse[0] else L, before)) if return_state else y
 
 
 def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:

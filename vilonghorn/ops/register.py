@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from .. import __version__
 from ._torch import functorch_transform, is_tracing, needs_grad, sees_no_operators
-from .arguments import LAYOUTS, flatten, tensors, unflatten
+from .arguments import LAYOUTS, flatten, new_gradients, unflatten
 
 # torch.compile's caches know an operator by its name alone: without this, code compiled for an earlier version, with
 # other arguments or other kernels, would run in this one.
@@ -90,16 +90,12 @@ def register_op(
         args, wanted = unflatten(arguments, values), next(values)
         validate(args)  # `.data` of a weight may have another shape by now
         if not grads[0].numel():
-            return zeros_like(args, wanted, torch.zeros_like)
+            return [grad.zero_() for grad, want in zip(new_gradients(args), wanted) if want]
         return [grad for grad, want in zip(backward(*grads, saved, args, wanted), wanted) if want]
 
     def fake_backward(*flat):
         values = islice(flat, num_results + num_saved, None)
-        return zeros_like(unflatten(arguments, values), next(values), torch.empty_like)
-
-    def zeros_like(args, wanted, make):
-        like = zip(tensors(args), wanted)
-        return [make(t, memory_format=torch.contiguous_format) for t, want in like if want]
+        return [grad for grad, want in zip(new_gradients(unflatten(arguments, values)), next(values)) if want]
 
     kernel = forward_with(run_forward)
     define(qualified, f"({fields}, bool save) -> ({results})", kernel, forward_with(fake))

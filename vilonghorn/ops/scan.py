@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ._torch import autocast_dtype
-from .arguments import ScanArguments
-from .backends import choose, expand_heads
+from .arguments import ScanArguments, by_channel, new_gradients
+from .backends import choose, expand_heads, native
 from .register import register_op
 from .validate import check_flags, validate_scan
 
@@ -31,6 +31,7 @@ def scan(
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False,),
     reduce: str = "none",
+    channels_first: bool = False,
     backend: str | None = None,
 ) -> Tensor | Any:
     """Runs a selective state-space recurrence over L tokens, for G directions at once.
@@ -46,7 +47,8 @@ def scan(
     and y_i = s.q + D_i x_i, times silu(z_i). States, gates and sums are float32 (float64 for float64 inputs).
 
     Args:
-        x: values, (G, B, L, D), float32, bfloat16, float16 or float64, any strides; fastest if D is contiguous.
+        x: values, (G, B, L, D), float32, bfloat16, float16 or float64, any strides; fastest if D is contiguous, or L
+            with `channels_first`.
         dt: steps before their bias and gate, (G, B, L, D), of x's dtype like k, q and z. Or (G, B, L, H) for H heads,
             which divide D: the D / H channels of a head share dt.
         k: keys, (G, B, L, N), N from 1 to 64 (16 is specialised).
@@ -62,6 +64,9 @@ def scan(
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True scans from the last token to the first.
         reduce: "none" (default) keeps the directions apart, "mean" averages them before the gate.
+        channels_first: whether y and the gradients of x, dt and z lie in memory as (B, G, D, L), or (B, D, L), as x, dt
+            and z should (default: False). The CPU library reads and writes them as they are, other backends copy. Not
+            with reduce="mean", nor with z for more than one direction.
         backend: a name of `vilonghorn.ops.backends()` to insist on; default: the first that can run on x's device.
 
     Returns:
@@ -81,7 +86,8 @@ def scan(
         # Activations share the autocast dtype. A, D and dt_bias keep theirs: gates and states are float32 anyway.
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
-    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, initial_state, rule, flags, reduce, backend, bool(return_state))
+    options = (rule, flags, reduce, backend, bool(return_state), bool(channels_first))
+    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, initial_state, *options)
     if args.has_heads:
         validate_scan(args)
         args = expand_heads(args)
@@ -94,8 +100,22 @@ def scan(
     return y, state
 
 
-def _backward(dy: Tensor, dstate: Tensor | None, saved: Sequence[Tensor], args: ScanArguments, wanted: Any) -> tuple:
-    return choose(args).backward(dy, dstate if args.return_state else None, args, *saved)
+def _forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+    backend = choose(args)
+    if not args.channels_first or backend.NAME == native.NAME:
+        return backend.forward(args, save)
+    y, state, saved_states = backend.forward(args._replace(channels_first=False), save)
+    return by_channel(y).copy_(y), state, saved_states
+
+
+def _backward(
+    dy: Tensor, dstate: Tensor | None, saved: Sequence[Tensor], args: ScanArguments, wanted: Sequence[int]
+) -> Sequence[Tensor | None]:
+    backend, dstate = choose(args), dstate if args.return_state else None
+    if not args.channels_first or backend.NAME == native.NAME:
+        return backend.backward(dy, dstate, args, *saved)
+    grads = backend.backward(dy, dstate, args._replace(channels_first=False), *saved)
+    return [None if g is None or new is None else new.copy_(g) for g, new in zip(grads, new_gradients(args))]
 
 
 _run = register_op(
@@ -104,7 +124,7 @@ _run = register_op(
     validate_scan,
     num_results=2,
     num_saved=1,
-    forward=lambda args, save: choose(args).forward(args, save),
+    forward=_forward,
     fake=lambda args, save: (*args.new_outputs(), choose(args).empty_states(args, save)),
     backward=_backward,
 )

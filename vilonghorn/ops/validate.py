@@ -116,6 +116,11 @@ def validate_scan(args: ScanArguments) -> Sizes:
     """Checks the arguments of a scan."""
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
+    if args.channels_first and (args.reduce != "none" or args.z is not None and len(args.reverse) > 1):
+        raise ValueError(
+            "scan: channels_first is True with reduce='mean' or with z for several directions; add or gate the "
+            "directions after the scan"
+        )
     _check_decay("scan", args.rule, args.A)
     sizes = validate("scan", args, ("x", "dt", "k"))
     for name, activation in dict(dt=args.dt, k=args.k, q=args.q, z=args.z).items():

@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from ... import __version__
-from ..arguments import LAYOUTS, BlockArguments, ConvArguments, ScanArguments, named_tensors
+from ..arguments import (
+    CHANNELS_FIRST,
+    LAYOUTS,
+    BlockArguments,
+    ConvArguments,
+    ScanArguments,
+    by_channel,
+    named_tensors,
+)
 from ..rules import NO_RULE, RULES
 
 ABI = 22  # VL_ABI
@@ -119,7 +127,7 @@ class Struct:
 INPUT_STRIDES = ("direction", "batch", "step")  # in elements; the last dimension of an input is contiguous
 SCAN = Struct(
     "q directions batch length channels states chunk channel_splits",
-    "i rule mean dtype threads",
+    "i rule mean dtype threads channels_first",
     "P reverse",
     "input x dt k q z",
     "P A D dt_bias initial_state y saved_states final_state accumulator",
@@ -256,6 +264,7 @@ class ScanParams(Params):
         G, B, L, D, N, *_ = args.sizes
         sizes = dict(directions=G, batch=B, length=L, channels=D, states=N, chunk=chunk, channel_splits=1)
         options = dict(rule=rule_number(args.rule), mean=args.reduce == "mean", reverse=flags_address(args.reverse))
+        options |= dict(channels_first=args.channels_first)
         super().__init__(SCAN, dtype, args.x.device, **sizes, **options, dk_step=N, dz_step=D)
         self.args = args
         for name in ("x", "dt", "k", "q", "z"):
@@ -263,6 +272,11 @@ class ScanParams(Params):
         for name in ("A", "D", "dt_bias", "initial_state"):
             self.parameter(name, getattr(args, name))
         self.saved_state_shape = args.sizes.saved_state_shape(chunk, lanes)
+
+    def activation(self, name: str, t: Tensor | None) -> None:
+        """As `Params.activation`, with tokens and channels exchanged where the channels come first."""
+        is_first = t is not None and self.args.channels_first and name in (*CHANNELS_FIRST, "dy")
+        super().activation(name, t.mT if is_first else t)  # type: ignore[union-attr]
 
     def forward_outputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Allocates y and the last state; returns them and `states`, which the kernel writes if they are not empty."""
@@ -293,5 +307,8 @@ class ScanParams(Params):
         for name, t in named_tensors(self.args).items():
             axes, dtype = kinds.get(name, ((), self.compute_dtype))
             shape = None if t is None else (*axes, *t.shape)
-            grads[name] = None if shape is None else self.output(f"d{name}", shape, dtype, out.get(name))
+            given = out.get(name)
+            if t is not None and self.args.channels_first and name in CHANNELS_FIRST:
+                given = by_channel(t.to(dtype))
+            grads[name] = None if shape is None else self.output(f"d{name}", shape, dtype, given)
         return grads
