@@ -81,7 +81,7 @@ def selective_scan_fn(
     if A.shape[2] > MAX_STATE:  # the sum is rounded once
         x, dt, k, q = (t.to(args.compute_dtype) for t in (x, dt, k, q))
     options = dict(z=z.mT.to(x.dtype) if z is not None and is_fused else None, dt_bias=delta_bias, rule="mamba")
-    options |= dict(reverse=args.reverse, return_state=return_last_state)
+    options |= dict(reverse=args.reverse, return_state=return_last_state, channels_first=args.channels_first)
     parts = [t.split(MAX_STATE, -1) for t in (k, q, A)]
     parts.append([None] * len(parts[0]) if state is None else by_group(state, G).split(MAX_STATE, 2))
     ys, states = [], []  # the states of a channel do not mix, so that scans of up to 64 of them add up
@@ -124,9 +124,10 @@ def scan_arguments(function: str, u, delta, A, B, C, D, delta_bias, delta_softpl
         t = (t.mT[None] if t.dim() == 3 else t.permute(1, 0, 3, 2)).to(dtype)
         return (t if len(t) == G else t.repeat_interleave(G // len(t), 0)).contiguous()
 
-    x, dt = (by_group(t.to(dtype), G).contiguous() for t in (u, delta))
+    x, dt = (by_group(t.to(dtype), G) for t in (u, delta))
     A, D, delta_bias = (None if t is None else t.unflatten(0, (G, dim // G)) for t in (A, D, delta_bias))
-    return ScanArguments(x, dt, by_token(B), by_token(C), A=A, D=D, dt_bias=delta_bias, rule="mamba", reverse=[0] * G)
+    options = dict(rule="mamba", reverse=[0] * G, channels_first=u.stride(1) != 1)
+    return ScanArguments(x, dt, by_token(B), by_token(C), A=A, D=D, dt_bias=delta_bias, **options)
 
 
 def by_group(t: Tensor, G: int) -> Tensor:
