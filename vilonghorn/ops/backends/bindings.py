@@ -29,7 +29,7 @@ from ..arguments import (
 )
 from ..rules import NO_RULE, RULES
 
-ABI = 22  # VL_ABI
+ABI = 23  # VL_ABI
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # in the order of VL_FLOAT32, ...
