@@ -43,6 +43,7 @@ MODULES: dict[str, tuple] = {
     "mamba_ssm.utils.generation": ("GenerationMixin", "InferenceParams"),
     "causal_conv1d": _conv,
     "causal_conv1d.causal_conv1d_interface": _conv,
+    "causal_conv1d.causal_conv1d_varlen": ("causal_conv1d_varlen_states", "causal_conv1d_varlen_states_ref"),
     "causal_conv1d_cuda": ("causal_conv1d_fwd", "causal_conv1d_bwd", "causal_conv1d_update"),
     "selective_scan_cuda": (dict(fwd=cuda_fwd, bwd=cuda_bwd),),
     "selective_scan_cuda_core": (_vmamba,),
