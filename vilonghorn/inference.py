@@ -230,9 +230,10 @@ def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any]
 def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:
     if model_kwargs:
         raise ValueError(f"{name} is the directory of a run, which has its own arguments: leave out --model-kwargs")
+    transform = preprocessing(name)  # whose configuration may import the model
     model, record = load_run(name, checkpoint)
     weights = f"{name_weights(checkpoint, record)} of run {Path(name).resolve().name}"
-    return LoadedModel(model, preprocessing(name), record.get("class_names"), record["model"], weights)
+    return LoadedModel(model, transform, record.get("class_names"), record["model"], weights)
 
 
 def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:

@@ -1,6 +1,7 @@
 """The typed configuration of a run: its keys, their meaning, defaults, types and ranges, and checks across keys."""
 
 import difflib
+import importlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -10,9 +11,10 @@ from typing import Any, Literal
 import timm
 from timm.layers import to_2tuple
 
-from .. import models  # noqa: F401  (registers our models with timm)
+from .. import compat, models  # noqa: F401  (models registers ours with timm)
 from ..data.image_file import printable
 from ..data.loaders.config import ImageConfig, TransformConfig, check_intervals, within
+from ..models.weights_file import one_line
 
 ClassNames = Sequence[str] | None  # by label; None: unknown
 
@@ -227,6 +229,8 @@ class RunConfig:
         checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone
         max_skipped: updates in a row that may be skipped because the loss or gradient is not finite
         tensorboard: write TensorBoard events too
+        imports: Python modules that register further models with timm, such as mambavision; imported after
+            vilonghorn.compat.install(patches=True), also by commands that read the run
     """
 
     dir: str = "runs/default"
@@ -240,6 +244,7 @@ class RunConfig:
     checkpoint_seconds: float | None = within("(0, inf)", 600.0)
     max_skipped: int = within("[0, inf)", 10)
     tensorboard: bool = True
+    imports: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -300,10 +305,23 @@ def check(config: Config) -> None:
         raise ValueError(f"schedule.warmup_epochs is {warmup}, expected less than schedule.epochs, {epochs}, or null")
     if model.weights not in (None, "auto") and model.pretrained:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
+    import_models(config.run.imports)
     known_names = {"model.name": timm.list_models(), "optimizer.name": timm.optim.list_optimizers()}
     for key, known in known_names.items():
         if (name := values[key]).partition(".")[0] not in known:
             raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known)}")
+
+
+def import_models(modules: Sequence[str]) -> None:
+    """Imports `run.imports`. Raises ValueError if one cannot be imported."""
+    if modules:
+        compat.install(patches=True)
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # of the module: any
+            remedy = "install it, or add its folder to PYTHONPATH"
+            raise ValueError(f"run.imports: {name!r} cannot be imported ({one_line(error)}); {remedy}") from error
 
 
 def flatten(sections: dict[str, Any]) -> dict[str, Any]:
