@@ -12,6 +12,7 @@ from torch import Tensor
 from ..ops import scan
 from ..ops._torch import autocast_dtype, is_tracing
 from ..ops.arguments import ScanArguments, flatten, tensors
+from ..ops.register import DECOMPOSITIONS, mode
 from ..ops.validate import DTYPES, MAX_STATE
 
 SMALLEST_STEP = 1e-20  # of a step without softplus: no number has a softplus of zero
@@ -147,7 +148,10 @@ def vmamba_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows=1, out_fl
     Arguments as `selective_scan_fn`; with `out_float` out is float32 or wider. `nrows` changes nothing.
     """
     args = _vmamba_arguments((u, delta, A, B, C, D, delta_bias), delta_softplus, out_float)
-    y, _, states = torch.ops.vilonghorn.scan(*flatten(args), True)
+    if mode.decomposed:
+        y, states = DECOMPOSITIONS["scan"](args)
+    else:
+        y, _, states = torch.ops.vilonghorn.scan(*flatten(args), True)
     return [channels_first(y, u).to(args.x.dtype if out_float else u.dtype), states]
 
 

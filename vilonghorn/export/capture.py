@@ -11,9 +11,15 @@ from torch.export import Dim, ExportedProgram
 
 from ..layers.exportable import make_exportable
 from ..models import Backbone
+from ..ops import decomposed
 from . import native
 from .attention import NEEDS, use_attention
 from .precision import ShortWeights
+
+
+def is_ours(model: nn.Module) -> bool:
+    """Whether a model of `load_for_export` is of this library."""
+    return isinstance(model, Backbone) or isinstance(getattr(model, "model", None), Backbone)
 
 
 def backbone(model: nn.Module) -> Backbone:
@@ -26,14 +32,29 @@ def min_grid(model: nn.Module) -> int:
     return 1 + max(level["reduction"] for level in backbone(model).feature_info) // max(backbone(model).patches()[0])
 
 
+def compared_sizes(model: nn.Module) -> list[tuple[int, int, int]]:
+    """Channels, height and width of the images by which a file is compared with its model."""
+    if not is_ours(model):
+        return [model.pretrained_cfg["input_size"]]  # type: ignore[index, list-item]
+    least, net = min_grid(model), backbone(model)
+    rows, columns = (max(least, side) for side in net.grid_size())
+    grids = (rows, columns), (max(least, 3 * rows // 4), columns + 3)
+    return [(net.in_chans, *net.image_size(*grid)) for grid in grids]
+
+
 def capture(
     model: nn.Module, keep_native: bool = False, precision: str = "fp32", scan: str = "standard"
 ) -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
-    With `keep_native`, blocks and scans are operators of this library, else of torch. `precision` is one of PRECISIONS.
+    Models of other packages are captured for images of their own size. Of those of this library, with `keep_native`,
+    blocks and scans are operators of this library, else of torch. `precision` is one of PRECISIONS.
     With scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime.
     """
+    if not is_ours(model):
+        images = torch.zeros(2, *model.pretrained_cfg["input_size"])
+        with torch.no_grad(), decomposed():
+            return torch.export.export(model, (images,), dynamic_shapes=({0: Dim("batch")},), strict=False)
     least, dims = min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *backbone(model).patches()):
         size = Dim(name, min=least)

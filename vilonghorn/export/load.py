@@ -6,12 +6,12 @@ from typing import Any
 
 import timm
 from timm.models._features import FeatureGetterNet
+from torch import nn
 
 from ..engine.checkpoint import RunDirectory, load_weights
 from ..engine.evaluate import preprocessing
-from ..inference import create_model, is_ours
+from ..inference import create_model, is_ours, load
 from ..layers.patch_embed import padding
-from ..models import Backbone
 from .capture import backbone, min_grid
 
 
@@ -20,8 +20,10 @@ def load_for_export(
     checkpoint: str | Path | None = None,
     img_size: Sequence[int] | None = None,
     features: Sequence[int] | None = None,
-) -> Backbone | FeatureGetterNet:
+) -> nn.Module:
     """Makes a model for any image size, in evaluation mode, with frozen float32 parameters.
+
+    A run may have a model of another package, for images of the run's size.
 
     Args:
         name: directory of a run, or a registered model of this library; with a tag, its pretrained weights.
@@ -37,13 +39,17 @@ def load_for_export(
         FileNotFoundError: there is no such checkpoint.
     """
     name, kwargs = str(name), dict[str, Any](dynamic_img_pad=False)
+    run, which = name, checkpoint
     if is_run := Path(name).is_dir():
         checkpoint = RunDirectory(name).weights(str(checkpoint or "best"))
         kwargs["pretrained_cfg_overlay"] = preprocessing(name)
         name = load_weights(checkpoint, tensors=False)[1].get("model", "")
     if not is_ours(name):
+        if is_run and img_size is None and features is None:
+            return _load_foreign(run, str(which or "best"))
         known = ", ".join(filter(is_ours, timm.list_models()))
-        raise ValueError(f"{name} is neither the directory of a run nor one of this library's models: {known}")
+        problem = "has a model of another package, without --img-size and --features" if is_run else "is no run"
+        raise ValueError(f"{name} {problem}, expected a run or one of this library's models: {known}")
     if timm.models.get_pretrained_cfg_value(name.partition(".")[0], "fixed_input_size"):
         kwargs["dynamic_img_size"] = True
     if img_size is not None:
@@ -74,3 +80,11 @@ def load_for_export(
         problem = f"images of {backbone(model).image_size(*grid)} pixels are fewer than {least} patches high or wide"
         raise ValueError(f"{problem}: give a larger --img-size")
     return model.eval().float().requires_grad_(False)
+
+
+def _load_foreign(run: str, checkpoint: str) -> nn.Module:
+    """The model of a run that another package has registered with timm, for images of the run's size."""
+    loaded = load(run, checkpoint, device="cpu")
+    cfg = dict(architecture=loaded.architecture, label_names=loaded.class_names)
+    loaded.model.pretrained_cfg = loaded.preprocessing | cfg  # type: ignore[assignment]
+    return loaded.model.eval().float().requires_grad_(False)

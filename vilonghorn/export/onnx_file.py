@@ -25,12 +25,15 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
     [images], outputs = onnx.model.graph.inputs, onnx.model.graph.outputs
     batch, channels, height, width = images.shape
     symbols = {str(batch): "batch", **dict(zip(re.findall(r"s\d+", f"{height} {width}"), ("rows", "columns")))}
-    images.shape = type(images.shape)(["batch", channels, "height", "width"])
+    has_any_size = not (isinstance(height, int) and isinstance(width, int))
+    sides = ["height", "width"] if has_any_size else [height, width]
+    images.shape = type(images.shape)(["batch", channels, *sides])
     for value in outputs:
         sizes = (re.sub(r"s\d+", lambda found: symbols.get(found[0], found[0]), str(size)) for size in value.shape)
         value.shape = type(value.shape)([int(size) if size.isdecimal() else size for size in sizes])
     ClearMetadataAndDocStringPass()(onnx.model)  # of each node: stack traces of the exporter
-    _refuse_part_patches(onnx.model.graph, program)
+    if has_any_size:
+        _refuse_part_patches(onnx.model.graph, program)
     excluded = [node.name for node in onnx.model.graph if not _is_layer(node)]
     onnx.model.metadata_props.update(metadata | {"quantize_exclude": json.dumps(excluded)})
     onnx.save(path, external_data=False)

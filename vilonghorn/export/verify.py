@@ -15,7 +15,7 @@ from ..data.image_file import printable
 from ..layers import Mixer
 from . import run_exported
 from .attention import RULE, SCANS, check_runtime
-from .capture import backbone, capture, describe, min_grid
+from .capture import capture, compared_sizes, describe, is_ours
 from .formats import FORMATS, make_script
 from .precision import PRECISIONS, round_weights
 
@@ -54,6 +54,8 @@ def export(
     form, path = FORMATS[kind], Path(path)
     if broken := [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]:
         raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
+    if form.library and not is_ours(model):
+        raise ValueError(f"kind is {kind!r}, which is for models of this library; export with 'onnx' or 'pt2'")
     if precision not in form.precisions:
         raise ValueError(f"precision is {precision!r}, expected 'fp32' with {kind!r}")
     possible = kind == "onnx" and any(isinstance(m, Mixer) and m.rule == RULE for m in model.modules())
@@ -84,10 +86,7 @@ def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE
     file does not run, or an error is not below `tolerance`.
     """
     generator = torch.Generator().manual_seed(0)
-    least, net = min_grid(model), backbone(model)
-    rows, columns = (max(least, side) for side in net.grid_size())
-    sizes = [net.image_size(*grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
-    images = [torch.randn(b, net.in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
+    images = [torch.randn(b, *size, generator=generator) for size in compared_sizes(model) for b in BATCH_SIZES]
     inputs = BytesIO()
     torch.save(images, inputs)
     form = FORMATS[kind]

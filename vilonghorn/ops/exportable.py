@@ -3,7 +3,8 @@
 Their captured graphs have few nodes, and a scan is one loop over any number of tokens (torch's `scan`, an ONNX Scan).
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,16 +12,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._torch import autocast_dtype, captured_loop
-from .arguments import ConvArguments, MixerWeights, NormArguments, ScanArguments
+from .arguments import BlockArguments, ConvArguments, MambaInnerArguments, MixerWeights, NormArguments, ScanArguments
 from .conv import conv_silu_reference
-from .mamba_inner import check_arguments, convolve, gated_mean, projections, shared_directions
+from .mamba_inner import check_arguments, convolve, gated_mean, mamba_inner_composed, projections, shared_directions
 from .norm import validate_norm
 from .reference import finish, prepare, run_tokens
+from .register import DECOMPOSITIONS, mode
 from .rules import NO_RULE, RULES
 from .scan_order import flip_reversed
 from .validate import DTYPES, validate_conv, validate_scan
 
 CHUNK = 16  # tokens, a power of two
+
+
+@contextlib.contextmanager
+def decomposed() -> Iterator[None]:
+    """Runs the operators of this library as torch's own, in this process, to capture any model that has scans.
+
+        with vilonghorn.ops.decomposed():
+            program = torch.export.export(model.eval(), (images,), strict=False)
+        torch.onnx.export(program, f="model.onnx", dynamo=True)
+
+    Models of this library have fewer nodes if they are made with `exportable=True`.
+    """
+    before, mode.decomposed = mode.decomposed, True
+    try:
+        yield
+    finally:
+        mode.decomposed = before
 
 
 def rms_norm_exportable(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -169,3 +188,24 @@ def mamba_inner_exportable(
         options: Any = dict(A=weights.A, D=weights.D, dt_bias=weights.dt_bias, rule=rule, reverse=flags)
         y = run_scan(*activations, **options)
     return gated_mean(flip_reversed(y, args.reverse if in_order else [0] * len(args.reverse)), z)
+
+
+def _scan(args: ScanArguments) -> tuple[Tensor, Tensor]:
+    results: Any = scan_exportable(args)
+    return results if args.return_state else (results, args.x.new_empty(0))
+
+
+def _block(args: BlockArguments) -> Tensor:
+    scales = [1.0, 1.0] if args.drop_scales is None else args.drop_scales[:, :, None, None]
+    xz = F.linear(rms_norm_exportable(args.x, args.norm_weight, args.eps), args.in_proj)
+    y = mamba_inner_composed(MambaInnerArguments(xz, args.weights, args.rule, args.reverse, args.conv_grid))
+    x = args.x + scales[0] * F.linear(y, args.out_proj)
+    if args.mlp is None:
+        return x
+    g, v = F.linear(rms_norm_exportable(x, args.mlp.norm_weight, args.mlp_eps), args.mlp.in_proj).chunk(2, -1)
+    return x + scales[1] * F.linear(F.silu(g) * v, args.mlp.out_proj)
+
+
+DECOMPOSITIONS |= dict(scan=_scan, block=_block, rms_norm_cpu=lambda args: rms_norm_exportable(*args))
+DECOMPOSITIONS |= dict.fromkeys(("mamba_inner_cpu", "mamba_inner_cuda"), mamba_inner_composed)
+DECOMPOSITIONS["conv_silu"] = lambda args: conv_silu_reference(args.x, args.weight, args.bias, args.reverse)

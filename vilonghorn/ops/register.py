@@ -8,6 +8,7 @@ Operators can be differentiated once, in reverse mode.
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,9 @@ from .arguments import LAYOUTS, flatten, new_gradients, unflatten
 # other arguments or other kernels, would run in this one.
 torch.compiler.config.cache_key_tag += f"vilonghorn {__version__};"
 
-WAY_OUT = "make the model with exportable=True, which runs torch's own operators"
+WAY_OUT = "make the model with exportable=True, or run it in `vilonghorn.ops.decomposed()`: torch's own operators"
+DECOMPOSITIONS: dict[str, Callable] = {}  # of operators, from their arguments to their results; see `decomposed`
+mode = SimpleNamespace(decomposed=False)  # of this process
 SCHEMA_TYPES: dict[Any, str] = {kind: kind.__name__ for kind in (Tensor, bool, float, str)}
 SCHEMA_TYPES |= {Tensor | None: "Tensor?", str | None: "str?", Sequence[int]: "SymInt[]"}
 
@@ -148,6 +151,8 @@ def register_op(
         backward = staticmethod(apply_backward)
 
     def run(args: NamedTuple, checked: bool = False) -> Any:
+        if mode.decomposed:
+            return DECOMPOSITIONS[name](args)
         flat, tracing = flatten(args), is_tracing(args[0])
         given = [*islice(flat, num_tensors)]
         save, direct = needs_grad(given), checked or not tracing and sees_no_operators(given)
