@@ -1,5 +1,6 @@
 """`vilonghorn.load` and `vilonghorn.predict`: runs, timm's models and files of weights, with their classes."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,27 @@ def test_a_class_is_found_by_its_name_or_number(run):
         loaded.class_index("eal")
     with pytest.raises(ValueError, match="no class 'cat'; the classes have numbers only"):
         replace(digits, class_names=None).class_index("cat")
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("mean", "a"),
+        ("std", [None] * 3),
+        ("std", []),
+        ("interpolation", ["bicubic"]),
+        ("crop_pct", "1"),
+        ("crop_pct", 1e30),
+        ("crop_pct", -1),
+        ("crop_mode", "x"),
+    ],
+)
+def test_a_folder_whose_transform_cannot_be_made_is_refused(tmp_path, key, value):
+    cfg = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3, "num_classes": 2}
+    config = {"architecture": NANO, "num_classes": 2, "pretrained_cfg": cfg | {key: value}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="the configuration of local-dir:.* gives no transform of images .*Error: "):
+        load(f"local-dir:{tmp_path}", "random")
 
 
 @pytest.mark.parametrize(

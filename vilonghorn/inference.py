@@ -23,6 +23,7 @@ from torchvision.transforms import Compose
 
 from .data.image_file import EXTENSIONS, MAX_PIXELS, printable, read_image, to_rgb
 from .data.image_folder import list_images
+from .data.loaders.config import CROP_MODES
 from .data.loaders.processes import read_batches
 from .engine import load_run
 from .engine.config import nearest
@@ -243,9 +244,14 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     check_names(name, model.num_classes, class_names)
+    with explain_model_errors(f"the configuration of {name} gives no transform of images"):
+        transform = resolve_input_data_config(model, {"model_kwargs": model_kwargs})
+        create_transform(**transform)(Image.new("RGB", (8, 8)))
+        if transform["crop_mode"] not in CROP_MODES:
+            raise ValueError(f"crop_mode is {transform['crop_mode']!r}, expected one of {', '.join(CROP_MODES)}")
     return LoadedModel(
         model=model,
-        preprocessing=resolve_input_data_config(model, {"model_kwargs": model_kwargs}),
+        preprocessing=transform,
         class_names=class_names,
         architecture=Path(name).name if name.startswith("local-dir:") else name,
         weights=f"{checkpoint} weights" if checkpoint in WITHOUT_FILE else f"weights of {Path(checkpoint).name}",
