@@ -41,3 +41,10 @@ def test_the_page_of_a_run_is_served_until_an_interrupt(end, tmp_path):
 def test_another_model_is_refused(capsys):
     assert main(["web", "resnet18"]) == 2
     assert "resnet18 is neither the directory of a run nor one of this library's models" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "x"])
+def test_a_port_that_does_not_exist_is_refused(port, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["web", "vilonghornv2_nano.icons480", "--port", port])
+    assert capsys.readouterr().err.startswith("error: argument --port: invalid ")

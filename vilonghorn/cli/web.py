@@ -11,19 +11,22 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from jsonargparse.typing import restricted_number_type
+
 from ..export.formats import FORMATS
 from ..export.load import load_for_export
 from ..export.web_page import read_examples, write_page
 from . import make_parser
 
 HOST = "127.0.0.1"
+Port = restricted_number_type("Port", int, [(">=", 0), ("<=", 65535)])
 
 parser = make_parser("web", __doc__, "runs/photos", "vilonghornv2_nano.icons480 --port 8080")
 help = "directory of a run, or a model of this library, such as vilonghornv2_nano.icons480"
 parser.add_argument("model", metavar="MODEL", help=help)
 help = "run: best (default) or last; model: a file of weights (default: the tag's, or random)"
 parser.add_argument("--checkpoint", metavar="WHICH", help=help)
-parser.add_argument("--port", type=int, default=0, help="default: a free one")
+parser.add_argument("--port", type=Port, default=0, help="up to 65535 (default: a free one)")
 
 
 def main(argv: Sequence[str]) -> None:
