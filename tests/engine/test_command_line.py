@@ -51,11 +51,15 @@ def test_a_run_is_trained_and_measured_again_with_the_same_result(data, tmp_path
         assert re.fullmatch(rf"{scores}: {checkpoint} weights \(ema, epoch \d\) of {tmp_path}/run", line)
     assert "last weights (ema, epoch 6)" in trained[1]
     scores, images = tmp_path / "scores.json", tmp_path / "images.csv"
-    others = tmp_path / "few"
+    others, written = tmp_path / "few", tmp_path / "written"
+    written.mkdir()
+    for link in (scores, images):
+        link.symlink_to(written / link.name)
     shutil.copytree(data[-2].partition("=")[2], others)
     [file.unlink() for file in others.glob("[2-9]/*")]
     with pytest.warns(UserWarning, match="no image of 8 of 10 classes"):
         train([f"--evaluate={tmp_path}/run", f"--data.val={others}", f"--json={scores}", f"--csv={images}"])
+    assert scores.is_symlink() and {path.name for path in written.iterdir()} == {scores.name, images.name}
     found, rows = json.loads(scores.read_text()), [*csv.DictReader(StringIO(images.read_text()))]
     assert [row["file"] for row in rows] == sorted(str(path.relative_to(others)) for path in others.rglob("*.png"))
     assert found["images"] == len(rows) == 4 and found["data"] == str(others) and found["checkpoint"] == "best"

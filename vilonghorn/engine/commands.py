@@ -1,6 +1,7 @@
 """The steps of `vilonghorn train` and of train_imagenet.py: configuration, trainer, and what is printed."""
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,10 @@ def print_cost(config: Config, options: Namespace) -> None:
 
 
 def print_evaluation(config: Config, options: Namespace) -> None:
-    """Measures the run in `config.run.dir` (--evaluate), prints the scores, writes the files of --json, --csv."""
+    """Measures the run in `config.run.dir` (--evaluate), prints the scores, writes the files of --json, --csv.
+
+    Links to files stay, and their files are written.
+    """
     run, checkpoint = config.run.dir, options.checkpoint
     result = evaluate_run(run, config, checkpoint)
     record, found = result["record"], result["predictions"]
@@ -77,7 +81,8 @@ def print_evaluation(config: Config, options: Namespace) -> None:
             facts = {"run": run, "data": printable(config.data.held_out or ""), "images": len(found.rows)}
             facts |= {"checkpoint": checkpoint, "weights": record["weights"], "epoch": record["epoch"]}
             facts |= {name: score if math.isfinite(score) else None for name, score in scores}
-            write_json(options.json, facts | {"classes": found.per_class(), "confusions": found.confusions()})
+            facts |= {"classes": found.per_class(), "confusions": found.confusions()}
+            write_json(os.path.realpath(options.json), facts)
         if options.csv:
-            with atomic_write(options.csv) as file:
+            with atomic_write(os.path.realpath(options.csv)) as file:
                 file.write(found.csv())
