@@ -82,6 +82,8 @@ def test_a_part_of_the_training_images_can_be_held_out_and_is_evaluated_again(ph
     found = evaluate_run(photos / "run", load_config(photos / "run" / "config.yaml"), "last")
     assert found["images"] == 4 and found["loss"] == pytest.approx(result["loss"])
     assert load_run(photos / "run")[1]["val_images"] == trainer.val_loader.content
+    with pytest.raises(ValueError, match=r"data.val_split \(0.5\) or the files"):
+        evaluate_run(photos / "run", load_config(photos / "run" / "config.yaml", "--data.val_split=0.5"))
     photo(99).save(val.paths[0])
     with pytest.raises(
         ValueError, match="the files of data.train are not those of the training.*give held-out images by"
