@@ -52,7 +52,7 @@ def open_data(
             raise ValueError(f"data.val_split is for image folders, but data.train is {data.train}: give data.val")
         found["train"], found["val"] = whole.split(data.val_split, config.run.seed)
         if not len(found["val"].labels):
-            raise ValueError(f"no class of {data.train} has two different images, so that none can be held out: add images")
+            raise ValueError(f"no class of {data.train} has two different images: none can be held out, add images")
     if dist.is_main:
         for note in _notes_on_copies([source for source in found.values() if isinstance(source, ImageFolder)]):
             warnings.warn(note, stacklevel=2)
