@@ -17,6 +17,7 @@ def write_pt2(monkeypatch):
 
     def replace(write):
         monkeypatch.setattr(verify, "capture", lambda *_: None)
+        monkeypatch.setattr(verify, "batch_sizes", lambda _: (1, 2))
         monkeypatch.setitem(formats.FORMATS, "pt2", PT2._replace(write=write))
 
     return replace

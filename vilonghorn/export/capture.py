@@ -2,6 +2,8 @@
 
 import copy
 import json
+import logging
+from typing import Any
 
 import torch
 from timm.data import resolve_model_data_config
@@ -15,6 +17,9 @@ from ..ops import decomposed
 from . import native
 from .attention import NEEDS, use_attention
 from .precision import ShortWeights
+
+logger = logging.getLogger(__name__)
+BATCH_SIZES = (1, 2, 5)  # of the comparison, where a file takes any number of images
 
 
 def is_ours(model: nn.Module) -> bool:
@@ -47,14 +52,13 @@ def capture(
 ) -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
-    Models of other packages are captured for images of their own size. Of those of this library, with `keep_native`,
+    Models of other packages are captured for images of their own size, and for one image if their code fixes the number
+    of images. Of those of this library, with `keep_native`,
     blocks and scans are operators of this library, else of torch. `precision` is one of PRECISIONS.
     With scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime.
     """
     if not is_ours(model):
-        images = torch.zeros(2, *model.pretrained_cfg["input_size"])
-        with torch.no_grad(), decomposed():
-            return torch.export.export(model, (images,), dynamic_shapes=({0: Dim("batch")},), strict=False)
+        return _capture_other(model)
     least, dims = min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *backbone(model).patches()):
         size = Dim(name, min=least)
@@ -69,6 +73,26 @@ def capture(
         module = ShortWeights(module, precision, in_int8)
     with torch.no_grad():
         return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
+
+
+def _capture_other(model: nn.Module) -> ExportedProgram:
+    shape = model.pretrained_cfg["input_size"]  # type: ignore[index]
+    options: dict[str, Any] = dict(dynamic_shapes=({0: Dim("batch")},), strict=False)
+    with torch.no_grad(), decomposed():
+        try:
+            return torch.export.export(model, (torch.zeros(2, *shape),), **options)
+        except RuntimeError as error:
+            if "batch" not in str(error):
+                raise
+            logger.info("the model's code fixes the number of images: the file takes one image at a time")
+            return torch.export.export(model, (torch.zeros(1, *shape),), strict=False)
+
+
+def batch_sizes(program: ExportedProgram) -> tuple[int, ...]:
+    """Numbers of images by which a file is compared with its model."""
+    [name] = program.graph_signature.user_inputs
+    count = next(node for node in program.graph.nodes if node.name == name).meta["val"].shape[0]
+    return (count,) if isinstance(count, int) else BATCH_SIZES
 
 
 def describe(model: nn.Module, precision: str = "fp32", scan: str = "standard") -> dict[str, str]:

@@ -27,7 +27,7 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
     symbols = {str(batch): "batch", **dict(zip(re.findall(r"s\d+", f"{height} {width}"), ("rows", "columns")))}
     has_any_size = not (isinstance(height, int) and isinstance(width, int))
     sides = ["height", "width"] if has_any_size else [height, width]
-    images.shape = type(images.shape)(["batch", channels, *sides])
+    images.shape = type(images.shape)([batch if isinstance(batch, int) else "batch", channels, *sides])
     for value in outputs:
         sizes = (re.sub(r"s\d+", lambda found: symbols.get(found[0], found[0]), str(size)) for size in value.shape)
         value.shape = type(value.shape)([int(size) if size.isdecimal() else size for size in sizes])

@@ -15,13 +15,12 @@ from ..data.image_file import printable
 from ..layers import Mixer
 from . import run_exported
 from .attention import RULE, SCANS, check_runtime
-from .capture import capture, compared_sizes, describe, is_ours
+from .capture import BATCH_SIZES, batch_sizes, capture, compared_sizes, describe, is_ours
 from .formats import FORMATS, make_script
 from .precision import PRECISIONS, round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
 INT8_TOLERANCE = 0.1  # where the inputs of layers are rounded too
-BATCH_SIZES = (1, 2, 5)  # compared at each image size
 
 logger = logging.getLogger(__name__)
 Errors = list[tuple[tuple[int, ...], float]]  # shape of the images and `max_error`, for each batch that was compared
@@ -76,17 +75,19 @@ def export(
         for beside in scripts:
             beside.write(make_script(path.name))
         logger.info("checking the file in a process without vilonghorn")
-        return verify(model, kind, Path(file.name), tolerance)
+        return verify(model, kind, Path(file.name), tolerance, batch_sizes(program))
 
 
-def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE) -> Errors:
+def verify(
+    model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE, batches: Sequence[int] = BATCH_SIZES
+) -> Errors:
     """Compares a file with the model, in a process that cannot import this library.
 
-    The images have the model's own size and a wider one, in batches of BATCH_SIZES. Raises VerificationError if the
+    The images have the model's own size and a wider one, in `batches`. Raises VerificationError if the
     file does not run, or an error is not below `tolerance`.
     """
     generator = torch.Generator().manual_seed(0)
-    images = [torch.randn(b, *size, generator=generator) for size in compared_sizes(model) for b in BATCH_SIZES]
+    images = [torch.randn(b, *size, generator=generator) for size in compared_sizes(model) for b in batches]
     inputs = BytesIO()
     torch.save(images, inputs)
     form = FORMATS[kind]
