@@ -13,7 +13,7 @@ from common import compare, package, parse
 
 from vilonghorn import compat
 
-args = parse(__doc__, 224)
+args = parse(__doc__, 224, seed=2)  # with seed 1 the input of a ReLU is zero but for rounding
 
 
 def build(source):

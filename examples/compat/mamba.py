@@ -19,7 +19,7 @@ from common import reference_of
 
 from vilonghorn import compat
 
-LEFT_OUT = "complex64 or varlen or get_states or race_condition or deterministic"
+LEFT_OUT = "wtype1 or varlen or get_states or race_condition or deterministic"
 FILES = ("tests/ops/test_selective_scan.py", "tests/ops/triton/test_selective_state_update.py")
 REFERENCES = {  # taken from the checkouts, which `compat` replaces otherwise
     "mamba_ssm.ops.selective_scan_interface": ("selective_scan_ref", "mamba_inner_ref"),

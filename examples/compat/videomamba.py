@@ -8,7 +8,7 @@ import sys
 
 from common import compare, norms_of, package, parse, reference_of
 
-args = parse(__doc__, 224)
+args = parse(__doc__, 112)
 
 
 def build(source):

@@ -65,17 +65,13 @@ def is_unchanged(module: nn.Module, kind: type) -> bool:
 
 
 def sees_no_operators(given: Sequence[Tensor | None]) -> bool:
-    """Whether a kernel may be called without torch's dispatcher, which takes longer than the Python of a kernel.
-
-    Not while a mode, a transform, a profile or a forward-mode derivative sees operators, nor for tensors that the
-    dispatcher has to convert: these have other dispatch keys than plain ones.
-    """
+    """Whether a kernel may be called without torch's dispatcher, which takes longer than the Python of a kernel."""
     if num_dispatch_modes() or num_function_modes() or is_profiling() or functorch_transform() is not None:
         return False
     if forward_ad._current_level >= 0:
         return False
     plain = _plain_keys(given[0].device.type)  # type: ignore[union-attr]
-    for t in given:
+    for t in given:  # the dispatcher has to convert tensors with other keys
         if t is not None and (type(t) not in PLAIN or dispatch_keys(t).raw_repr() not in plain):
             return False
     return True

@@ -5,7 +5,6 @@ always travel together are a group. The dispatcher knows no groups: `flatten` an
 """
 
 import functools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -26,16 +25,14 @@ class Sizes(NamedTuple):
     R: int = 1  # rank of dt
     H: int = 1  # heads, whose channels share dt
 
-    def saved_state_shape(self, chunk: int, lanes: int) -> tuple[int, int, int, int, int]:
-        """Shape of the states before every `chunk`-th step, with channels padded to a multiple of `lanes`."""
-        return self.G, self.B, (self.L + chunk - 1) // chunk, self.N, (self.D + lanes - 1) // lanes * lanes
-
     def empty_states(self, like: Tensor, chunk: int, lanes: int, dtype: torch.dtype, save: bool) -> Tensor:
-        """Memory for states of `saved_state_shape`, in one dimension, on the device of `like`; none without `save`.
+        """Memory for the states before every `chunk`-th step, on the device of `like`; none without `save`.
 
-        With more dimensions, torch.compile would guard on a number of chunks of 1.
+        (G, B, chunks, N, D), with D padded to a multiple of `lanes`, in one dimension: with more dimensions,
+        torch.compile would guard on a number of chunks of 1.
         """
-        return like.new_empty(math.prod(self.saved_state_shape(chunk, lanes)) if save else 0, dtype=dtype)
+        chunks, channels = (self.L + chunk - 1) // chunk, (self.D + lanes - 1) // lanes * lanes
+        return like.new_empty(self.G * self.B * chunks * self.N * channels if save else 0, dtype=dtype)
 
 
 CHANNELS_FIRST = ("x", "dt", "z")  # whose channels lie before the tokens with `channels_first`
@@ -269,12 +266,10 @@ def named_tensors(args: tuple) -> dict[str, Tensor | None]:
 
 def new_gradients(args: tuple) -> list[Tensor | None]:
     """Memory for the gradients of the tensors of the arguments of an operator; None for those absent."""
-    made = dict[str, Tensor | None]()
-    for name, t in named_tensors(args).items():
-        is_first = getattr(args, "channels_first", False) and name in CHANNELS_FIRST
-        new = by_channel if is_first else functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
-        made[name] = None if t is None else new(t)
-    return list(made.values())
+    by_channels = CHANNELS_FIRST if getattr(args, "channels_first", False) else ()
+    like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+    tensors = named_tensors(args).items()
+    return [None if t is None else by_channel(t) if name in by_channels else like(t) for name, t in tensors]
 
 
 for _kind in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments, NormArguments):

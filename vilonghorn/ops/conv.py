@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._torch import autocast_dtype, num_dispatch_modes
 from .arguments import ConvArguments
-from .backends import BACKENDS, Backend, choose_conv, cuda
+from .backends import CONV_BACKENDS, choose_conv, cuda
 from .register import register_op
 from .scan_order import class_token_first, insert_class_token
 from .validate import check_flags, check_grid, validate_conv
@@ -51,9 +51,9 @@ def conv_silu(
         RuntimeError: the backend asked for cannot run here.
     """
     x = x.to(autocast_dtype(x) or x.dtype)
-    if initial_state is not None or return_state:
-        return _conv_of_a_piece(x, weight, bias, reverse, initial_state, return_state, backend)
     args = ConvArguments(x, weight, bias, check_flags("conv_silu", reverse), backend)
+    if initial_state is not None or return_state:
+        return _conv_of_a_piece(args, initial_state, return_state)
     counted = x.is_meta and num_dispatch_modes()  # nothing runs there: a counter of FLOPs knows the operator
     if choose_conv(x.device, x.dtype, backend) == "reference" and not counted:
         validate_conv(args)
@@ -61,19 +61,11 @@ def conv_silu(
     return _run(args)
 
 
-def _conv_of_a_piece(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    reverse: Sequence[bool],
-    state: Tensor | None,
-    return_state: bool,
-    backend: str | None,
-) -> Tensor | Any:
-    if len(set(check_flags("conv_silu", reverse))) > 1:
-        raise ValueError(
-            f"conv_silu: reverse is {reverse}, expected equal flags for a state: all read before x or after"
-        )
+def _conv_of_a_piece(args: ConvArguments, state: Tensor | None, return_state: bool) -> Tensor | Any:
+    x, weight, bias, flags, backend, _ = args
+    if len(set(flags)) > 1:
+        raise ValueError(f"conv_silu: reverse is {flags}, expected equal flags for a state: all read before x or after")
+    reverse = [bool(flag) for flag in flags]
     (B, L, D), before = x.shape, weight.shape[-1] - 1
     state = x.new_zeros(B, before, D) if state is None else state.to(x.dtype)
     if state.shape != (B, before, D):
@@ -142,14 +134,14 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     return torch.stack(outputs)
 
 
-def _kernel(args: ConvArguments) -> Backend:
+def _kernel(args: ConvArguments) -> Any:
     name = choose_conv(args.x.device, args.x.dtype, args.backend)
     if name == "reference":
         raise RuntimeError(
             f"conv_silu: no kernel runs {args.x.dtype} on {args.x.device.type!r}; call vilonghorn.ops.conv_silu, which "
             "falls back to torch"
         )
-    return BACKENDS[name]
+    return CONV_BACKENDS[name]
 
 
 _run = register_op(

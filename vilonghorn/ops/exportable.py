@@ -61,11 +61,7 @@ def conv_silu_scan_order(x: Tensor, weight: Tensor, bias: Tensor, reverse: Seque
 
 
 def scan_exportable(args: ScanArguments) -> Tensor | Any:
-    """Runs `scan` in torch's own operators, differentiably. Returns as `scan`.
-
-    A captured graph holds one loop over any number of tokens (torch's `scan`, an ONNX Scan). An exported graph has no
-    gradients.
-    """
+    """Runs `scan` in torch's own operators, differentiably, except in an exported graph. Returns as `scan`."""
     if autocast_dtype(args.x) is not None:  # states stay in float32
         with torch.autocast(args.x.device.type, enabled=False):
             return scan_exportable(args)
@@ -98,19 +94,15 @@ def scan_exportable(args: ScanArguments) -> Tensor | Any:
 
 
 def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:
-    """`scan` with rule "longhorn_exact" and reduce="none", without z; a captured graph has one loop over the chunks.
+    """`scan` of validated arguments with rule "longhorn_exact" and reduce="none", without z and states.
 
     Within a chunk, the numbers that the tokens add to the state solve a triangular system (WY form, Yang et al., arXiv
     2406.06484), because all channels of a head share keys and eps: products of matrices, and a loop over chunks only.
-    `backends/triton/chunks.py` has the kernels.
-
-    `args` are validated, and autocast is off. `chunk` is a power of two: the result is the same up to rounding, but a
-    NaN or an infinity reaches the earlier tokens of its chunk, too. Returns y, (G, B, L, D), of x's dtype; sums are
-    float32 (float64 for float64 inputs).
+    A NaN or an infinity reaches the earlier tokens of its chunk, too. `backends/triton/chunks.py` has the kernels.
     """
     x, dt, k, q, D, dt_bias, reverse = args.x, args.dt, args.k, args.q, args.D, args.dt_bias, args.reverse
     (_, _, L, _), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
-    compute = torch.promote_types(dtype, torch.float32)
+    compute = args.compute_dtype
     skip = 0.0 if D is None else D.to(compute)[:, None, None] * x.to(compute)
     dt = dt.to(compute) if dt_bias is None else dt.to(compute) + dt_bias.to(compute)[:, None, None]
     eps = RULES["longhorn_exact"].gate(dt, k.to(compute))
@@ -179,15 +171,16 @@ def mamba_inner_exportable(
 
     if scan_norm is not None:
         return shared_directions(args, scan_norm, reverse, run_scan, rms_norm_exportable, conv_silu_scan_order)
-    in_order = not args.conv_grid  # conv_silu_scan_order has flipped the tokens, once for all that follows
+    unflipped = [0] * len(args.reverse)
+    # conv_silu_scan_order has flipped the tokens, once for all that follows; a convolution over the grid has not.
+    flags, flips = (args.reverse, unflipped) if args.conv_grid else (unflipped, args.reverse)
     if args.rule == NO_RULE:
         z, y = convolve(args, conv_silu_scan_order)
     else:
         z, *activations = projections(args, conv_silu_scan_order)
-        flags = [0 if in_order else flag for flag in args.reverse]
         options: Any = dict(A=weights.A, D=weights.D, dt_bias=weights.dt_bias, rule=rule, reverse=flags)
         y = run_scan(*activations, **options)
-    return gated_mean(flip_reversed(y, args.reverse if in_order else [0] * len(args.reverse)), z)
+    return gated_mean(flip_reversed(y, flips), z)
 
 
 def _scan(args: ScanArguments) -> tuple[Tensor, Tensor]:

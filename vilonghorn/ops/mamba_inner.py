@@ -96,7 +96,7 @@ def mamba_inner(
     dtype = autocast_dtype(xz) or xz.dtype
     if choose_conv(xz.device, dtype, None) == cuda.NAME and has_rule(cuda.NAME, rule):
         sizes = validate_mamba_inner(args)
-        if cuda.takes_mamba_inner(args, dtype):
+        if cuda.takes_mamba_inner(args):
             w: Any = args.weights
             w = w._replace(x_proj=w.x_proj.to(dtype), dt_proj=w.dt_proj.to(dtype))
             in_chunks = sizes.H != sizes.D and runs_in_chunks(xz.device, dtype, rule, len(args.reverse) == 1)
@@ -133,10 +133,7 @@ def _zero_invalid(xz: Tensor, valid: Tensor, weights: MixerWeights, scan_norm: T
 
 
 def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None, valid: Tensor | None = None) -> Tensor:
-    """`mamba_inner` with separate directions, composed of smaller operators; `backend` as in `scan`.
-
-    `valid`, (B, L): False where the scan skips a token.
-    """
+    """`mamba_inner` with separate directions, composed of smaller operators; `backend` is the one of its `scan`."""
     if args.rule == NO_RULE:
         z, u = convolve(args)
         return gated_mean(u.unbind(0), z)

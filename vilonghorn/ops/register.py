@@ -43,22 +43,15 @@ def register_op(
 ) -> Callable[..., Any]:
     """Registers `vilonghorn::NAME` and `vilonghorn::NAME_backward` for every device.
 
-    Args:
-        name: of the operator.
-        arguments: the NamedTuple of its arguments, whose annotations are the schema. The last argument is `save`.
-        validate: takes the arguments and raises where they do not fit; runs before `forward` and `fake`.
-        num_saved: number of further results, which are saved for backward.
-        forward: takes (arguments, save) and returns a tuple of the results and the saved tensors, empty ones without
-            `save`; of one result alone, this. Its first argument is not empty.
-        fake: as `forward`, without computing anything.
-        backward: takes (gradients of the results, saved tensors, arguments, wanted) and returns the gradient of each
-            tensor argument. Where `wanted` is 0, it may be None. The first gradient, dy, is not empty; others may be
-            None.
-        num_results: number of results.
+    - `arguments` is the NamedTuple of its arguments, whose annotations are the schema. The last argument is `save`.
+    - `validate` raises where the arguments do not fit; it runs before `forward` and `fake`.
+    - `forward(arguments, save)` returns the results and `num_saved` tensors for backward, empty ones without `save`;
+      one result alone is no tuple. Its first argument is not empty. `fake` does the same without computing anything.
+    - `backward(*gradients of the results, saved tensors, arguments, wanted)` returns the gradient of each tensor
+      argument, or None where `wanted` is 0. The first gradient, dy, is not empty; others may be None.
 
-    Returns:
-        A function of the arguments that calls the operator and returns its results: a tuple, or one alone. With
-        `checked`, the caller has validated the arguments and nothing sees operators.
+    Returns a function of the arguments that calls the operator and returns its results: a tuple, or one alone. With
+    `checked`, the caller has validated the arguments and nothing sees operators.
     """
     layout = LAYOUTS[arguments]
     fields = ", ".join(f"{SCHEMA_TYPES[kind]} {field}" for field, kind in layout.types.items())

@@ -53,10 +53,8 @@ def find_rule(operator: str, name: str) -> Rule:
 
 
 def kernel_state_dtype(dtype: torch.dtype, rule: str) -> torch.dtype:
-    """Dtype in which kernels on GPUs save states beside activations of a dtype.
-
-    bfloat16 halves the memory. The exact rule takes small differences of a state, which it would lose.
-    """
+    """Dtype in which kernels on GPUs save states beside activations of a dtype."""
+    # bfloat16 halves the memory. The exact rule takes small differences of a state, which it would lose.
     return torch.bfloat16 if dtype == torch.bfloat16 and not RULES[rule].couples_states else torch.float32
 
 
@@ -91,15 +89,7 @@ _KERNELS = ("cpu", "cuda", "triton")
 register_rule(Rule("longhorn", _longhorn_gate, _longhorn_step, flops=7, number=0, backends=_KERNELS))
 # FLOPs: s k, summed; u k; their sum; times q, summed
 register_rule(
-    Rule(
-        "longhorn_exact",
-        _longhorn_gate,
-        _longhorn_exact_step,
-        flops=6,
-        couples_states=True,
-        number=1,
-        backends=_KERNELS,
-    )
+    Rule("longhorn_exact", _longhorn_gate, _longhorn_exact_step, 6, couples_states=True, number=1, backends=_KERNELS)
 )
 # FLOPs: delta A; its exponential; times s; delta x B; their sum; times C, summed
 register_rule(

@@ -7,15 +7,7 @@ from torch import Tensor
 
 
 def insert_class_token(patches: Tensor, class_token: Tensor) -> Tensor:
-    """Inserts the class token before patch M // 2.
-
-    Args:
-        patches: (B, M, C).
-        class_token: (B or 1, 1, C).
-
-    Returns:
-        (B, M + 1, C), the order of the scan.
-    """
+    """Inserts a class token, (B or 1, 1, C), before patch M // 2 of (B, M, C); (B, M + 1, C), the order of the scan."""
     middle = patches.shape[1] // 2
     class_token = class_token.expand(patches.shape[0], -1, -1)
     return torch.cat([patches[:, :middle], class_token, patches[:, middle:]], dim=1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from ..arguments import ConvArguments, ScanArguments
+from ..arguments import ScanArguments
 from ..rules import NO_RULE, find_rule
 from . import cpu as native
 from . import cuda
@@ -16,11 +16,7 @@ from . import triton as triton_backend
 
 
 class Backend(Protocol):
-    """What a backend provides.
-
-    A new one is a module with these names, an entry of `BACKENDS` before `reference`, and its name in `Rule.backends`
-    of the rules that it runs (`ops/rules.py`).
-    """
+    """The names in the module of a backend. CONTRIBUTING.md says how to add one."""
 
     NAME: str  # for `scan(..., backend=NAME)`
 
@@ -31,30 +27,17 @@ class Backend(Protocol):
         """Memory for the states that forward saves, in one dimension; an empty tensor without `save`."""
 
     def forward(self, args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs a scan of validated arguments.
-
-        Returns y and the last state, as `ScanArguments.new_outputs`, and the saved states, as `empty_states`, whose
-        layout is the backend's own.
-        """
+        """Runs a scan of validated arguments; returns the filled `ScanArguments.new_outputs` and `empty_states`."""
 
     def backward(
         self, dy: Tensor, dstate: Tensor | None, args: ScanArguments, saved_states: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Gradients of the tensors of `args`, contiguous and of their dtypes; None for those absent.
-
-        `dstate` is the gradient of the last state; None for zeros.
-        """
-
-    def conv_forward(self, args: ConvArguments) -> Tensor:
-        """Runs `conv_silu` of validated arguments. Only those in `CONV_BACKENDS` have it."""
-
-    def conv_backward(self, dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of x, weight and bias, contiguous and of their dtypes."""
+        """Gradients of the tensors of `args`, contiguous and of their dtypes; None for those absent."""
 
 
 # In the order of preference: the first that can run a tensor's device type and dtype is taken.
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (native, cuda, triton_backend, reference)}
-CONV_BACKENDS = (native.NAME, cuda.NAME)  # with a kernel of the convolution; elsewhere it is torch's
+CONV_BACKENDS = {native.NAME: native, cuda.NAME: cuda}  # with `conv_forward` and `conv_backward`; else torch's
 _warned: set[tuple[str, torch.dtype, str]] = set()  # combinations of device type, dtype and rule
 
 
@@ -73,47 +56,40 @@ def backends(device: str | torch.device = "cpu") -> dict[str, str]:
 
 @torch.compiler.assume_constant_result
 def runs_in_chunks(device: torch.device, dtype: torch.dtype, rule: str, alone: bool) -> bool:
-    """Whether a scan whose channels share dt in heads runs on Triton, in chunks of tokens.
-
-    Else dt is repeated for the channels of a head, and `choose` finds a kernel that runs token by token. `alone`: no
-    directions are added.
-    """
+    """Whether a scan with heads runs on Triton, in chunks of tokens. `alone`: no directions are added."""
     return rule == "longhorn_exact" and alone and triton_backend.unavailable(device, dtype) is None
 
 
 def expand_heads(args: ScanArguments) -> ScanArguments:
-    """Repeats dt for the channels of a head, unless Triton runs the scan in chunks."""
+    """Repeats dt for the channels of a head, so that any kernel can run, unless Triton runs the scan in chunks."""
     alone = args.reduce == "none" or len(args.reverse) == 1
-    in_chunks = args.backend in (None, triton_backend.NAME) and args.has_heads
-    if in_chunks and runs_in_chunks(args.x.device, args.x.dtype, args.rule, alone):
-        return args
-    return args.with_channel_steps()
+    is_free = args.backend in (None, triton_backend.NAME)
+    in_chunks = is_free and runs_in_chunks(args.x.device, args.x.dtype, args.rule, alone)
+    return args if in_chunks else args.with_channel_steps()
 
 
 def choose(args: ScanArguments) -> Backend:
-    """The backend that runs a scan: the one that it names, or the first that can.
+    """The backend that runs a scan: Triton if it has heads, else the one that it names, or the first that can.
 
-    A scan that still has heads after `expand_heads` runs on Triton. Raises ValueError if no backend has that name, and
-    RuntimeError if the one named cannot run this scan.
+    Raises ValueError if no backend has that name, and RuntimeError if the one named cannot run this scan.
     """
     device, dtype = args.x.device, args.x.dtype
     name = triton_backend.NAME if args.has_heads else args.backend
     if name is not None:
-        backend = _require("scan", name, device, dtype)
+        _require("scan", name, device, dtype, BACKENDS)
         if missing := _missing_kernel(name, args):
             raise RuntimeError(f"scan: backend {name!r} {missing}; use 'reference'")
-        return backend
-
-    def reason(name: str) -> str | None:
-        return BACKENDS[name].unavailable(device, dtype) or _missing_kernel(name, args)
-
-    chosen = next(name for name in BACKENDS if reason(name) is None)
-    if chosen == reference.NAME and device.type != "meta" and (device.type, dtype, args.rule) not in _warned:
+        return BACKENDS[name]
+    lines = ""
+    for name, backend in BACKENDS.items():
+        if (reason := backend.unavailable(device, dtype) or _missing_kernel(name, args)) is None:
+            break
+        lines += f"\n  {name}: {reason}"
+    if name == reference.NAME and device.type != "meta" and (device.type, dtype, args.rule) not in _warned:
         _warned.add((device.type, dtype, args.rule))
         slow = f"{dtype} on {device.type!r} in plain torch, which is many times slower than a native kernel"
-        lines = "".join(f"\n  {name}: {reason(name)}" for name in BACKENDS if name != chosen)
         warnings.warn(f"vilonghorn scans rule {args.rule!r}, {slow}. No kernel can run:{lines}", stacklevel=2)
-    return BACKENDS[chosen]
+    return backend
 
 
 def has_rule(backend: str, rule: str) -> bool:
@@ -139,13 +115,13 @@ def choose_conv(device: torch.device, dtype: torch.dtype, name: str | None) -> s
     names = (*CONV_BACKENDS, reference.NAME)
     if name is None:
         return next(name for name in names if BACKENDS[name].unavailable(device, dtype) is None)
-    return _require("conv_silu", name, device, dtype, names).NAME
+    _require("conv_silu", name, device, dtype, names)
+    return name
 
 
-def _require(operator: str, name: str, device: torch.device, dtype: torch.dtype, names: Iterable = BACKENDS) -> Backend:
-    """The backend of that name, one of `names`, or an error if it cannot run here."""
+def _require(operator: str, name: str, device: torch.device, dtype: torch.dtype, names: Iterable[str]) -> None:
+    """Raises an error if no backend of `names` has that name, or it cannot run here."""
     if name not in names:
         raise ValueError(f"{operator}: no backend {name!r}; there are {', '.join(map(repr, names))}")
     if reason := BACKENDS[name].unavailable(device, dtype):
         raise RuntimeError(f"{operator}: backend {name!r} cannot run {dtype} on {device.type!r}: {reason}")
-    return BACKENDS[name]

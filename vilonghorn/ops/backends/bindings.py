@@ -44,12 +44,10 @@ def library_path(name: str) -> Path:
 def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str | None]:
     """Opens the library of a backend; returns it and None, or None and the reason why it is not available.
 
-    In a clone after `pip install .`, Python imports the source tree, which has no libraries, in place of the installed
-    package. It then opens those of the installed package, if that has the same version. `requirement` is what a machine
-    needs to build the library.
+    `requirement` is what a machine needs to build the library.
     """
     path = library_path(name)
-    if not path.exists():
+    if not path.exists():  # in a clone after `pip install .`, Python imports the source tree, which has no libraries
         installed = next(iter(metadata.distributions(name="vilonghorn")), None)
         found = installed and Path(str(installed.locate_file(f"vilonghorn/_lib/{path.name}")))
         if not (found and found.exists() and installed.version == __version__):
@@ -88,15 +86,14 @@ def rule_number(rule: str) -> int:
 
 
 class Struct:
-    """A struct of the C interface."""
+    """A struct of the C interface.
+
+    Its `fields` are kinds and names: "q" (int64), "i" (int32), "d" (double) and "P" (an address) as in Python's
+    `struct`; "input" for a VlInput, an address NAME and the strides NAME_direction, NAME_batch and NAME_step; "grid"
+    for a VlConvGrid; or another struct, whose fields it has.
+    """
 
     def __init__(self, *fields: "str | Struct"):
-        """
-        Args:
-            fields: in their order, each a kind and names: "q" (int64), "i" (int32), "d" (double) and "P" (an address)
-                as in Python's `struct`; "input" for a VlInput, an address NAME and the strides NAME_direction,
-                NAME_batch and NAME_step; "grid" for a VlConvGrid; or another struct, whose fields it has.
-        """
         self.names: list[str] = []
         self.kinds = ""
         for field in fields:
@@ -233,10 +230,7 @@ class Params:
     def output(
         self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Allocates what the kernel writes to a field, by default an activation.
-
-        `out` takes the place of a new tensor.
-        """
+        """Allocates what the kernel writes to a field, by default an activation; `out` takes the place of it."""
         t = torch.empty(shape, dtype=dtype or self.dtype, device=self.device) if out is None else out
         return self.pointer(name, t)
 
@@ -248,7 +242,7 @@ class Params:
 def conv_params(args: ConvArguments, dtype: torch.dtype) -> Params:
     """The inputs of a convolution in `dtype`."""
     G, B, L, D, _, K, *_ = args.sizes
-    sizes = dict(directions=G, batch=B, length=L, channels=D, d_conv=K, channel_splits=0, dx_step=D)
+    sizes = dict(directions=G, batch=B, length=L, channels=D, d_conv=K, dx_step=D)
     sizes |= grid_fields(args.conv_grid)
     params = Params(CONV, dtype, args.x.device, reverse=flags_address(args.reverse), **sizes)
     params.activation("x", args.x)
@@ -258,20 +252,21 @@ def conv_params(args: ConvArguments, dtype: torch.dtype) -> Params:
 
 
 class ScanParams(Params):
-    """A scan of validated arguments; `chunk` and `lanes` are the backend's STATE_EVERY and LANES."""
+    """A scan of validated arguments; `chunk` is the backend's STATE_EVERY."""
 
-    def __init__(self, args: ScanArguments, dtype: torch.dtype, chunk: int, lanes: int):
+    ACTIVATIONS = ("x", "dt", "k", "q", "z")
+
+    def __init__(self, args: ScanArguments, dtype: torch.dtype, chunk: int):
         G, B, L, D, N, *_ = args.sizes
         sizes = dict(directions=G, batch=B, length=L, channels=D, states=N, chunk=chunk, channel_splits=1)
         options = dict(rule=rule_number(args.rule), mean=args.reduce == "mean", reverse=flags_address(args.reverse))
         options |= dict(channels_first=args.channels_first)
         super().__init__(SCAN, dtype, args.x.device, **sizes, **options, dk_step=N, dz_step=D)
         self.args = args
-        for name in ("x", "dt", "k", "q", "z"):
+        for name in self.ACTIVATIONS:
             self.activation(name, getattr(args, name))
         for name in ("A", "D", "dt_bias", "initial_state"):
             self.parameter(name, getattr(args, name))
-        self.saved_state_shape = args.sizes.saved_state_shape(chunk, lanes)
 
     def activation(self, name: str, t: Tensor | None) -> None:
         """As `Params.activation`, with tokens and channels exchanged where the channels come first."""
@@ -286,29 +281,23 @@ class ScanParams(Params):
         return self.pointer("y", y.to(self.dtype)), state, states
 
     def backward_outputs(
-        self,
-        dy: Tensor,
-        dstate: Tensor | None,
-        saved_states: Tensor,
-        key_dtype: torch.dtype,
-        out: Mapping[str, Tensor] = {},
+        self, dy: Tensor, dstate: Tensor | None, saved_states: Tensor, out: Mapping[str, Tensor] = {}
     ) -> dict[str, Tensor | None]:
         """Sets the inputs of backward, and allocates the gradients of the tensors, by the tensors' names.
 
-        dk and dq have `key_dtype`, and channel splits as axis 0. `out` may hold tensors for those of k, q and z.
+        dk and dq have channel splits as axis 0. `out` may hold tensors for the gradients of k, q and z.
         """
         self.activation("dy", dy)
         self.parameter("dfinal_state", dstate)
         self.pointer("saved_states", saved_states)
         splits = self.fields["channel_splits"]
-        axes = (splits,) if splits > 1 else ()
-        kinds = dict.fromkeys(("x", "dt", "z"), ((), self.dtype)) | dict.fromkeys(("k", "q"), (axes, key_dtype))
         grads: dict[str, Tensor | None] = {}
         for name, t in named_tensors(self.args).items():
-            axes, dtype = kinds.get(name, ((), self.compute_dtype))
-            shape = None if t is None else (*axes, *t.shape)
-            given = out.get(name)
-            if t is not None and self.args.channels_first and name in CHANNELS_FIRST:
-                given = by_channel(t.to(dtype))
-            grads[name] = None if shape is None else self.output(f"d{name}", shape, dtype, given)
+            if t is None or name not in self.ACTIVATIONS:
+                grads[name] = self.gradient(f"d{name}", t)
+                continue
+            axes, given = (splits,) if splits > 1 and name in ("k", "q") else (), out.get(name)
+            if self.args.channels_first and name in CHANNELS_FIRST:
+                given = by_channel(t.to(self.dtype))
+            grads[name] = self.output(f"d{name}", (*axes, *t.shape), out=given)
         return grads

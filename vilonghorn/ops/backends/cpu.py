@@ -17,7 +17,7 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ STATE_EVERY = 64  # steps between two saved states: smaller costs memory, larger
 LANES = 16  # channels of a saved state are padded to the widest vector
 ISA_VARIABLE = "VILONGHORN_ISA"
 BF16_PARTS = {"highest": 0, "high": 2, "medium": 1}  # of a float32 factor, by torch's precision
+BLOCK_OUTPUTS = ("out", "xz", "projected", "saved_states", "mid", "gv")  # fields of VlBlock
 P = TypeVar("P", bound=Params)
 # Stages of a block, by the numbers that the library gives them.
 FORWARD_STAGES = ("norm", "in_proj", "mamba_inner", "out_proj", "mlp")
@@ -74,9 +75,9 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
         return None, reason
     for function in (library.vl_isa_name, library.vl_threading, library.vl_error):
         function.restype = ctypes.c_char_p
-    if not any(library.vl_isa_runs(isa) for isa in range(library.vl_isas())):
-        return None, "the library was built for instruction sets that this processor does not support"
     name, supported = os.environ.get(ISA_VARIABLE), isas(library)
+    if not supported:
+        return None, "the library was built for instruction sets that this processor does not support"
     if name and name not in supported:
         return library, f"{ISA_VARIABLE} is {name!r}, expected one of {', '.join(map(repr, supported))}"
     return library, None
@@ -112,7 +113,7 @@ def empty_states(args: ScanArguments | MambaInnerArguments | BlockArguments, sav
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
-    params = _share_work(ScanParams(args, args.compute_dtype, STATE_EVERY, LANES))
+    params = _share_work(ScanParams(args, args.compute_dtype, STATE_EVERY))
     y, state, states = params.forward_outputs(empty_states(args, save))
     _check(library.vl_scan_forward(params.pack(), _isa))
     return y.to(args.x.dtype), state, states
@@ -120,8 +121,8 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 def backward(dy: Tensor, dstate: Tensor | None, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
-    params = _share_work(ScanParams(args, args.compute_dtype, STATE_EVERY, LANES))
-    grads = params.backward_outputs(dy, dstate, saved_states, params.dtype)
+    params = _share_work(ScanParams(args, args.compute_dtype, STATE_EVERY))
+    grads = params.backward_outputs(dy, dstate, saved_states)
     _check(library.vl_scan_backward(params.pack(), _isa))
     if params.fields["channel_splits"] > 1:
         grads |= {name: grads[name].sum(0) for name in ("k", "q")}
@@ -206,49 +207,37 @@ def norm_backward(dy: Tensor, args: NormArguments, scale: Tensor) -> tuple[Tenso
     return dx.to(args.x.dtype), dweight.to(args.weight.dtype)
 
 
-class BlockOutputs(NamedTuple):
-    """The result of a block and what backward reads. Without an MLP, `mid` and `gv` are empty."""
+def block_outputs(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
+    """Memory for the `BLOCK_OUTPUTS`: the result, and with `save` what backward reads, else empty tensors.
 
-    out: Tensor  # (B, L, dim)
-    xz: Tensor  # (B, L, 2D)
-    projected: Tensor  # (G, B, L, R + 2N)
-    saved_states: Tensor  # in one dimension
-    mid: Tensor  # input of the MLP, (B, L, dim)
-    gv: Tensor  # both halves of its hidden values, (B, L, 2M)
-
-
-def block_outputs(args: BlockArguments, save: bool) -> BlockOutputs:
-    """Memory for the results of a block."""
+    xz, (B, L, 2D), projections, (G, B, L, R + 2N), states; of an MLP its input and both halves of its hidden values.
+    """
     G, B, L, D, N, _, R, _ = args.sizes
     new, hidden = args.x.new_empty, args.hidden
     shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), args.x.shape if hidden else 0, (B, L, 2 * hidden) if hidden else 0]
     xz, projected, mid, gv = (new(shape if save else 0) for shape in shapes)
-    return BlockOutputs(new(args.x.shape), xz, projected, empty_states(args, save), mid, gv)
+    return new(args.x.shape), xz, projected, empty_states(args, save), mid, gv
 
 
-def block_forward(args: BlockArguments, save: bool) -> BlockOutputs:
-    """Runs `vilonghorn.ops.block`."""
+def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
+    """Runs `vilonghorn.ops.block`; returns the filled `block_outputs`."""
     if (reason := unavailable("cpu")) is not None:
         raise RuntimeError(f"block: {reason}")
     outputs = block_outputs(args, True)
-    call, _held = pack_block(args, save, outputs._asdict())
+    call, _held = pack_block(args, save, dict(zip(BLOCK_OUTPUTS, outputs)))
     _run_stages(library.vl_block_forward, FORWARD_STAGES, call, args.hidden > 0)
-    return outputs if save else BlockOutputs(outputs.out, *(args.x.new_empty(0) for _ in range(5)))
+    return outputs if save else (outputs[0], *(args.x.new_empty(0) for _ in outputs[1:]))
 
 
 def block_backward(
     dout: Tensor, saved: Sequence[Tensor], args: BlockArguments, wanted: Sequence[int]
 ) -> list[Tensor | None]:
-    """Gradients of the tensors of `args`, in their order; None for those absent and for drop_scales.
-
-    The weights of the linear layers get empty gradients where they are not `wanted`.
-    """
+    """Gradients of the tensors of `args`, in their order; None for those absent and for drop_scales."""
     grads: dict[str, Tensor | None] = {}
     for name, t, needed in zip(BLOCK_GRADIENTS, tensors(args), wanted):
-        skipped = not needed and name.endswith(("in_proj", "out_proj"))
+        skipped = not needed and name.endswith(("in_proj", "out_proj"))  # the library then computes none
         grads[name] = None if t is None else t.new_empty(0 if skipped else t.shape)
-    pointers = {"dout": dout} | grads | BlockOutputs(None, *saved)._asdict()
-    call, _held = pack_block(args, True, pointers)
+    call, _held = pack_block(args, True, {"dout": dout, **grads, **dict(zip(BLOCK_OUTPUTS[1:], saved))})
     _run_stages(library.vl_block_backward, BACKWARD_STAGES, call, args.hidden > 0)
     return [*grads.values(), None]
 
@@ -256,10 +245,7 @@ def block_backward(
 def pack_block(
     args: BlockArguments, save: bool = False, pointers: Mapping[str, Tensor | None] = {}
 ) -> tuple[bytes, dict[str, Tensor]]:
-    """A VlBlock of `args` and of `pointers`, by the names of its fields; and what it points to, which a caller holds.
-
-    Without `pointers` it has the address of x, which a caller replaces.
-    """
+    """A VlBlock of `args` and `pointers`, by the names of its fields; and what it points to, which a caller holds."""
     bf16_parts = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
     shape = args.sizes, args.x.shape[-1], args.hidden, tuple(args.conv_grid)
     options = args.rule, tuple(args.reverse), args.eps, args.mlp_eps, bf16_parts, save, torch.get_num_threads()

@@ -102,7 +102,7 @@ def backward(
     params = _CudaParams(args)
     if saved_states.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
         saved_states = saved_states.clone()
-    grads = params.backward_outputs(dy, dstate, saved_states, params.dtype, out)
+    grads = params.backward_outputs(dy, dstate, saved_states, out)
     params.fields["dk_step"] = grads["k"].stride(2)
     if args.z is not None:
         params.fields["dz_step"] = grads["z"].stride(1)
@@ -140,10 +140,9 @@ def takes_sizes(sizes: Sizes) -> bool:
     return sizes.N <= MAX_STATES and sizes.D % 2 == 0
 
 
-def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
-    """Whether `mamba_inner_forward` takes validated arguments with xz converted to `dtype`."""
-    *_, height, width = args.conv_grid or GRID_FILTER
-    return takes_sizes(args.sizes) and (height, width) == GRID_FILTER
+def takes_mamba_inner(args: MambaInnerArguments) -> bool:
+    """Whether there are kernels for validated arguments of `mamba_inner`."""
+    return takes_sizes(args.sizes) and tuple(args.conv_grid[2:] or GRID_FILTER) == GRID_FILTER
 
 
 def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
@@ -239,7 +238,7 @@ class _CudaParams(ScanParams):
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: the CUDA kernels take up to {MAX_DIRECTIONS} directions, not {len(args.reverse)}")
         self.channels = args.x.shape[-1]
-        super().__init__(args, args.x.dtype, STATE_EVERY, LANES)
+        super().__init__(args, args.x.dtype, STATE_EVERY)
 
     def activation(self, name: str, t: Tensor | None) -> None:
         """As `Params.activation`; copies tensors whose pairs of channels are not aligned."""

@@ -8,7 +8,6 @@ import importlib.util
 import os
 from collections import namedtuple
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from ...arguments import MambaInnerArguments, ScanArguments, named_tensors
 from ...rules import RULES, kernel_state_dtype
 
 NAME = "triton"
-MIN_VERSION = (3, 6)
 STATE_EVERY = 8  # steps between two saved states, N numbers a channel each
 CHUNK = 16  # tokens that a scan with heads takes at once
 LANES = 32  # channels of a saved state are padded to a multiple of this, the widest block of a program
@@ -44,8 +42,6 @@ def unavailable(device: str | torch.device, dtype: torch.dtype = torch.float32) 
 def _no_gpu(device: int | None) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if tuple(map(int, metadata.version("triton").split(".")[:2])) < MIN_VERSION:
-        return f"triton {metadata.version('triton')} is installed, {'.'.join(map(str, MIN_VERSION))} or newer is needed"
     if not torch.cuda.is_available():
         return "torch finds no GPU"
     if torch.version.hip is None and (found := torch.cuda.get_device_capability(device)) < (8, 0):
@@ -78,12 +74,9 @@ class Tile(NamedTuple):
 
 
 def tile_of(states: int) -> Tile:
-    """The tile for N states: 32 lanes, each with up to 16 numbers.
-
-    Four lanes to a channel balance the shuffles that sum over states against those that sum over channels.
-    """
+    """The tile for N states: 32 lanes, each with up to 16 numbers."""
     padded = 1 << (states - 1).bit_length()
-    lanes = min(4, padded)
+    lanes = min(4, padded)  # to a channel: balances the shuffles that sum over states and over channels
     held = padded // lanes
     return Tile(held, min(lanes, max(1, 16 // held)), lanes, 32 // lanes)
 
