@@ -51,10 +51,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Loads what `save_state` wrote, onto the CPU, without running code from the file.
-
-    Raises FileNotFoundError, or ValueError if the file is not such a state, is damaged, or has another format.
-    """
+    """Loads what `save_state` wrote, onto the CPU, without running code from the file."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path.name} in {path.parent}")
     remedy = f"start again by --overwrite, or from --model.weights {path.parent} in another --run.dir"
@@ -76,10 +73,7 @@ def save_weights(path: Path, weights: dict[str, torch.Tensor], record: dict[str,
 
 
 def load_weights(path: Path, *, tensors: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Loads what `save_weights` wrote: state dict, on the CPU and empty without `tensors`, and record.
-
-    Raises FileNotFoundError, or ValueError for other files and for damaged ones.
-    """
+    """The state dict, on the CPU and empty without `tensors`, and the record in a file of `save_weights`."""
     weights, record = read_weights(path, tensors)
     if record is None:
         raise ValueError(f"{path} has no record of a run: expected weights that a run of vilonghorn has saved")
@@ -149,10 +143,7 @@ class RunDirectory:
         return bool(progress["epoch"] or progress["batch"])
 
     def check_is_free(self) -> None:
-        """Raises FileExistsError if there is a run in the directory, or any file that a run would overwrite.
-
-        A run that has saved no update does not count.
-        """
+        """Raises FileExistsError if a run here has saved an update, or there is a file that a run would overwrite."""
         has_log = self.log_file.exists() and self.log_file.stat().st_size
         is_started = self.state.exists() or ((self.path / ".lock").exists() and not has_log)
         remedy = "choose another --run.dir, or replace it by --overwrite"
@@ -167,8 +158,7 @@ class RunDirectory:
     ) -> None:
         """Prepares the directory for training, and writes configuration, environment and names of the classes.
 
-        A resumed run has locked it and keeps `log_size` bytes of its log. None: a new run, which deletes an old one if
-        that has no updates, or `overwrite` is true. Raises the errors of `lock` and `check_is_free`.
+        A resumed run has locked it and keeps `log_size` bytes of its log. None: a new run, which deletes an old one.
         """
         if log_size is None:
             self.path.mkdir(parents=True, exist_ok=True)

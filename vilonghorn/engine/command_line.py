@@ -109,10 +109,7 @@ def load_config(file: str | Path, *overrides: str) -> Config:
 
 
 def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
-    """Runs a command. Of several processes, only process 0 prints its errors.
-
-    Returns the exit status: 0; 2 for an error that the user can fix; 128 plus the number of the signal that ended it.
-    """
+    """Runs a command; returns 0, 2 for an error that the user can fix, or 128 plus the signal that ended it."""
     dist, message, status = Distributed(), "", 0
     try:
         main(argv)

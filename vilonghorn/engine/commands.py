@@ -24,10 +24,7 @@ DIGITS = Path("data/digits")  # of configs/digits.yaml
 
 
 def configure(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespace]:
-    """The configuration of a command line, that of the digits by default, and all its options.
-
-    Writes the digits if a run shall read them and their folder is not there. Raises the errors of `parse`.
-    """
+    """The configuration of a command line, by default that of the digits, which are then written; and all options."""
     config, options = parse(parser, argv, "digits")
     dist = Distributed()
     dist.init()

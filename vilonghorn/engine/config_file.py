@@ -34,13 +34,10 @@ GONE = {
 
 
 def translate(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The sections of a configuration of any version, with the keys of this one; unknown keys stay.
-
-    Earlier versions had no section `task`. Warns of run.wandb, and raises ValueError for augmentation.next_cluster.
-    """
+    """The sections of a configuration of any version, with the keys of this one; unknown keys stay."""
     if sections.get("run", {}).pop("wandb", False):
         warnings.warn(explain_moved(WANDB), stacklevel=2)
-    if "task" in sections:
+    if "task" in sections:  # which earlier versions had not
         return sections
     values = flatten(sections)
     if values.pop(NEXT_PATCHES, None) is not None:
@@ -148,10 +145,7 @@ def find_config(name: str) -> Path:
 
 
 def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
-    """The sections of a YAML file after those of the file that its key `base` names, relative to its own, and so on.
-
-    Later ones override earlier ones. `derived` are the files that are based on this one. Raises the errors of `parse`.
-    """
+    """The sections of a YAML file after those of its `base`, which they override; `derived` are based on this file."""
     if file.resolve() in derived:
         raise ValueError(f"{file} is its own base; remove one of the keys `base`")
     sections, base = read_sections(file)

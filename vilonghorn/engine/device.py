@@ -6,10 +6,7 @@ from .distributed import Distributed
 
 
 def pick_device(name: str, option: str = "run.device") -> torch.device:
-    """The device of a name; "auto" is CUDA if it is there, else the CPU, as no kernel runs elsewhere.
-
-    Each process has its own GPU. Errors name the `option` that gave the device.
-    """
+    """The device of a name, of each process its own GPU; "auto" is CUDA if it is there, else the CPU."""
     dist = Distributed()
     try:
         auto = "cuda" if torch.cuda.is_available() else "cpu"

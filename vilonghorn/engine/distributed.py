@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..data.loaders.processes import SIGNALS
+
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)  # longest wait for another process, which may read files from a slow disk
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError)  # errors that a user can fix
-# Ctrl-C; end or preemption of a job; the early warning that SLURM can send.
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
 def shell_path(path: str | Path) -> str:
@@ -110,10 +110,7 @@ class Distributed:
         return values
 
     def run_on_all(self, function: Callable[[], T]) -> T:
-        """Calls a function, which must not communicate, in every process; returns its result in this process.
-
-        Raises one of USER_ERRORS if the function fails here, and PeerFailed with the reason if it fails elsewhere.
-        """
+        """The result of a function, which must not communicate, in this process; PeerFailed if it fails in another."""
         try:
             result = function()
         except USER_ERRORS as error:
@@ -144,13 +141,10 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """Inside its `with` block, SIGINT, SIGTERM and SIGUSR1 only set a flag. A second SIGINT acts at once.
-
-    `position` returns the end of the message: where the run stopped, and how to resume it.
-    """
+    """Inside its `with` block, SIGINT, SIGTERM and SIGUSR1 only set a flag. A second SIGINT acts at once."""
 
     def __init__(self, dist: Distributed, position: Callable[[], str]) -> None:
-        self.dist, self.position = dist, position
+        self.dist, self.position = dist, position  # the end of the message: where the run stopped, how to resume it
 
     def __enter__(self) -> "StopRequest":
         self.signum: int | None = None

@@ -20,8 +20,7 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
     """Builds the model of a run and makes some updates on noise. Returns its cost as text.
 
     `processes` None: those of torchrun, or one for each GPU, or one on a CPU. `train_images`, with `model.num_classes`,
-    is in place of the data; None: the data is read. Raises FileNotFoundError if there is neither, and ValueError if
-    there are too few images.
+    is in place of the data; None: the data is read.
     """
     dist, device = Distributed(), pick_device(config.run.device)
     if processes is None:

@@ -120,10 +120,7 @@ def quality(scores: dict[str, float]) -> tuple[float, float]:
 
 
 def average_lags(results: dict[str, dict[str, float]], images: int) -> bool:
-    """Whether the average, "ema", is clearly worse than the weights, "model".
-
-    By more than two standard errors of a difference of top-1 on `images`; without labels by 5% of the loss.
-    """
+    """Whether "ema" is worse than "model" by two standard errors of top-1 on `images`, or 5% of an unlabelled loss."""
     model, ema = results["model"], results.get("ema", results["model"])
     if "top1" not in model:
         return ema["loss"] > 1.05 * model["loss"]
@@ -154,10 +151,7 @@ def check_names(source: str | Path, num_classes: int, names: Sequence[str] | Non
 
 
 def pretrained_class_names(model: nn.Module, synsets: bool = False) -> list[str] | None:
-    """Class names of published weights: from their configuration, or of the ImageNet subset with as many classes.
-
-    Those of ImageNet are descriptions, or with `synsets` identifiers such as n01440764.
-    """
+    """Class names of published weights. Those of ImageNet are descriptions, or `synsets` such as n01440764."""
     cfg = model.pretrained_cfg
     if getattr(model, "num_classes", cfg.get("num_classes")) != cfg.get("num_classes"):
         return None

@@ -47,11 +47,9 @@ def download_weights(source: str) -> str:
 
 
 def read_initial_weights(model: str, source: str) -> dict[str, Any]:
-    """Reads initial weights as an argument of `timm.create_model(pretrained=True, pretrained_cfg_overlay=...)`.
+    """Reads `model.weights` as an argument of `timm.create_model(pretrained=True, pretrained_cfg_overlay=...)`.
 
-    timm resamples positions and patch embedding, and makes a new head for another number of classes. `source` is the
-    directory of a run, whose best weights are read, hf:NAME, or a file that timm reads: safetensors or a torch
-    checkpoint.
+    timm resamples positions and patch embedding, and makes a new head for another number of classes.
     """
     path = Path(download_weights(source) if source.startswith("hf:") else source)
     path = RunDirectory(path).weights("best") if path.is_dir() else path
@@ -71,11 +69,8 @@ def read_initial_weights(model: str, source: str) -> dict[str, Any]:
 
 
 def describe_loaded(model: nn.Module, fresh: nn.Module, name: str, source: str, weights: dict[str, Any]) -> str:
-    """A sentence on how many tensors of a model are from `weights` of `source`, and which are random.
-
-    timm skips what does not fit, and does not say what. Loading writes in place, which torch counts: `fresh` is the
-    same model without weights. Raises ValueError if nothing was loaded.
-    """
+    """A sentence on how many tensors of a model are from `weights` of `source`, and which are random (not all)."""
+    # timm skips what does not fit, and does not say what. Loading writes in place, which torch counts; not in `fresh`.
     pairs = zip(model.named_parameters(), fresh.parameters())
     total, new = len([*fresh.parameters()]), [name for (name, p), q in pairs if p._version == q._version]
     if len(new) == total:

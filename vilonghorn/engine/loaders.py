@@ -35,8 +35,6 @@ def open_data(
     Images that cannot be read are left out with `data.skip_unreadable`. Without `data.val`, `data.val_split` of the
     images of each class of `data.train` are held out. Warns of images that are in both parts, or in two classes.
     `classes` are the class names by label; None: those of the training data, if these are among the `splits`.
-
-    Raises ValueError or FileNotFoundError if there is no such data, or images cannot be read, all of which are named.
     """
     data, dist, found = config.data, Distributed(), dict[str, Source]()
     splits_val = data.val is None and data.val_split is not None and "val" in splits
@@ -136,10 +134,8 @@ def build_loader(
 ) -> Any:
     """The loader of `data.train`, augmented for training, or of `data.val`, of which each process reads a part.
 
-    `split` is "train" to read `data.train` without augmentation, as held-out data; None: the usual one.
-    `classes` are the class names by label; held-out data may lack some. None: those of the data.
-    `source` is what `open_data` has returned for the split; None: it is called. Raises its errors and those of
-    `create_loader`.
+    `split` is "train" to read `data.train` without augmentation, as held-out data. `classes` are the class names by
+    label, of which held-out data may lack some; None: those of the data. `source` is what `open_data` has returned.
     """
     dist, split = Distributed(), split or ("train" if training else "val")
     source = open_data(config, classes, [split])[split] if source is None else source
@@ -151,11 +147,7 @@ def build_loader(
 
 
 def check_classes(train: str | None, num_classes: int, val: str | None, loader: Any) -> None:
-    """Raises ValueError if there are fewer than two classes, or held-out data has more or fewer than `num_classes`.
-
-    `train` names the training data or the model, `val` the held-out data, if they have names. Warns if both are the
-    same data.
-    """
+    """Raises ValueError if `train` has one class, or not those of the `loader` of `val`. Warns if both are the same."""
     name, held_out = train or "the training data", val or "the held-out data"
     if num_classes == 1:
         raise ValueError(f"{name} has one class only: give a folder with one folder of images for each class")

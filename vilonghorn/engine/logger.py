@@ -27,10 +27,7 @@ def mean_loss(losses: list[float]) -> float | None:
 
 
 class RunLogger:
-    """The progress bar, the JSON log, TensorBoard events, curves, and the printed lines of a run.
-
-    Does nothing unless `enabled`. TensorBoard events after `update`, from which the run resumes, are hidden.
-    """
+    """The progress bar, the JSON log, TensorBoard events, curves and printed lines of a run, if `enabled`."""
 
     def __init__(self, config: Config, directory: RunDirectory, steps: StepCounter, update: int, enabled: bool) -> None:
         self.config, self.directory, self.steps, self.enabled, self.events = config, directory, steps, enabled, None
@@ -39,7 +36,7 @@ class RunLogger:
         if enabled and config.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
-            self.events = SummaryWriter(directory.events, purge_step=update + 1)
+            self.events = SummaryWriter(directory.events, purge_step=update + 1)  # hides those after `update`
 
     def _reset_speed(self) -> None:
         self.images, self.waited, self.since = 0, 0.0, time.monotonic()

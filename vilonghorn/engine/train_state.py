@@ -101,9 +101,8 @@ class TrainState:
     """A model in training, and what belongs to it.
 
     `model` is without DistributedDataParallel or compilation; `ema` is the moving average of its weights, or None;
-    `trained` is the model, or what the task trains around it. `models` are those to evaluate: "model" and, if there is
-    an average, "ema"; `reported` is the name of the one that gives the results, the average if there is one. Raises the
-    errors of `build_task`.
+    `trained` is the model, or what the task trains around it. `models` are those to evaluate; `reported` is the name of
+    the one that gives the results.
     """
 
     def __init__(self, config: Config, num_classes: int, device: torch.device, class_names: ClassNames = None) -> None:
@@ -164,11 +163,8 @@ class TrainState:
         return torch.stack([torch.stack(losses).mean().detach(), total]).double()
 
     def step(self, update: int, measured: torch.Tensor) -> None:
-        """Applies the gradient as the n-th `update`, from 1, if `measured`, its loss and norm, is finite.
-
-        Otherwise weights and optimizer stay as they are. The average takes the weights in either case. A fused
-        optimizer decides on the device, so that nothing waits for it; any other on the CPU.
-        """
+        """Applies the gradient as the n-th `update`, from 1, if `measured`, its loss and norm, is finite."""
+        # A fused optimizer decides on the device, so that nothing waits for it; any other on the CPU.
         is_fused = all(group.get("fused") for group in self.optimizer.param_groups)
         finite = measured.isfinite().all()
         if is_fused and not self.scaler.is_enabled():
@@ -176,7 +172,7 @@ class TrainState:
             self.optimizer.step()
         elif finite:
             self.scaler.step(self.optimizer)
-        if self.ema:
+        if self.ema:  # also takes the weights of an update that was skipped
             self.ema.update(self.model, step=update)
         self.scaler.update()
         self.optimizer.zero_grad()

@@ -126,10 +126,7 @@ class Trainer:
                 self.read_update()
 
     def make_update(self, stream: Iterator[Batch], batches: range) -> None:
-        """Makes one update, which is skipped if the loss or its gradient is not finite; reads the update before it.
-
-        `stream` yields the batches of this process; `batches` are the numbers of those of all processes.
-        """
+        """Makes one update, skipped if it is not finite, of the `batches` of all processes; reads the one before it."""
         progress, dist, state = self.progress, self.dist, self.train_state
         state.scheduler.step_update(self.update)
         positions = [(self.config.run.seed, progress.epoch, batch) for batch in batches[dist.rank :: dist.world_size]]
@@ -144,10 +141,7 @@ class Trainer:
         progress.batch, self.unread = batches.stop, (copy, copied, lr, len(batches))
 
     def read_update(self) -> None:
-        """Waits for the last update, counts and logs it, unless that is done; called after the next one was started.
-
-        Raises FloatingPointError if too many updates in a row were skipped.
-        """
+        """Waits for the last update, counts and logs it, unless that is done; called after the next one was started."""
         if not self.unread:
             return
         (measured, copied, lr, batches), self.unread = self.unread, None

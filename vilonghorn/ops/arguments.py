@@ -101,14 +101,11 @@ class ScanArguments(NamedTuple):
 
 
 class MixerWeights(NamedTuple):
-    """Weights of a mixer between its two linear layers, G sets of them (1 for shared directions).
-
-    Without a scan (rule "none") only the convolution has weights.
-    """
+    """Weights of a mixer between its two linear layers, G sets of them (1 for shared directions)."""
 
     conv_weight: Annotated[Tensor, "G D K"]  # or a filter over the grid, which `flatten_weights` flattens
     conv_bias: Annotated[Tensor, "G D"]
-    x_proj: Annotated[Tensor | None, "G R+2N D"] = None
+    x_proj: Annotated[Tensor | None, "G R+2N D"] = None  # like the following, none without a scan (rule "none")
     dt_proj: Annotated[Tensor | None, "G H R"] = None
     dt_bias: Annotated[Tensor | None, "G H"] = None
     A: Annotated[Tensor | None, "G D N"] = None

@@ -64,11 +64,7 @@ def _key(args: Any) -> tuple:
 
 
 def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
-    """Checks the arguments of an operator, a NamedTuple of `arguments`, and returns their sizes.
-
-    The sizes come from the tensors that `sources` names. Raises ValueError for a shape, size, device or number of flags
-    that does not fit, and TypeError for a tensor that is missing, or has a dtype that is not one of DTYPES.
-    """
+    """Checks the arguments of an operator, a NamedTuple of `arguments`; returns their sizes, which `sources` have."""
     layout = LAYOUTS[type(args)]
     given: dict[str, Any] = named_tensors(args)
     for name in layout.required:
@@ -205,11 +201,7 @@ def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
 
 
 def flatten_weights(operator: str, weights: MixerWeights, grid: Sequence[int] | None) -> tuple[MixerWeights, list[int]]:
-    """Flattens a filter over the grid, (G, D, height, width), to (G, D, K), and adds [rows, columns, height, width].
-
-    Weights with a filter over the sequence are returned as they are, with []. Raises ValueError for a filter over a
-    grid without one.
-    """
+    """Flattens a filter over a grid to (G, D, K), and adds [rows, columns, height, width]; [] for other filters."""
     conv_weight = weights.conv_weight
     if conv_weight.dim() != 4:
         return weights, []

@@ -106,10 +106,7 @@ class Loader(ABC):
 
     @abstractmethod
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
-        """Yields images (B, 3, H, W) uint8, of any strides and in memory of their own, and targets (B,) int64.
-
-        `batches` are the views (see `rng`) of each batch.
-        """
+        """Yields new images (B, 3, H, W) uint8, of any strides, and targets (B,) int64 of batches of views (`rng`)."""
 
     def _on_device(self, batch: Batch, epoch: int, number: int, views: np.ndarray) -> Batch:
         if self._stream is not None:
@@ -149,10 +146,7 @@ class Loader(ABC):
 
 
 class FolderLoader(Loader):
-    """Batches of an image folder: timm's transforms in the workers of a torch DataLoader, without FFCV, slower.
-
-    `config.workers` is a number of processes; 0 reads in this one.
-    """
+    """Batches of an image folder: timm's transforms in the workers of a torch DataLoader, without FFCV, slower."""
 
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
         samples, sampler = SeededDataset(self.data, self.config, epoch), [views.tolist() for views in batches]
@@ -172,10 +166,7 @@ def _collate(samples: list[torch.Tensor | Exception]) -> torch.Tensor | Exceptio
 
 
 class SeededDataset(Dataset):
-    """Images (3, H, W) uint8 of an epoch by view, cropped and flipped by timm; or the error of reading one.
-
-    An error is returned, because one that a worker raises has its traceback in its message.
-    """
+    """Images (3, H, W) uint8 of an epoch by view, cropped and flipped by timm; or the error of reading one."""
 
     def __init__(self, folder: ImageFolder, config: LoaderConfig, epoch: int):
         self.folder, self.seed, self.epoch = folder, config.seed, epoch
@@ -189,7 +180,7 @@ class SeededDataset(Dataset):
         index = sample_of(view)
         try:
             image, _ = self.folder[index]
-        except ValueError as error:
+        except ValueError as error:  # returned: one that a worker raises has its traceback in its message
             return ValueError(f"sample {index}: {error}")
         except OSError as error:
             return error

@@ -9,13 +9,15 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+# Ctrl-C; end or preemption of a job; the early warning that SLURM can send.
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
 
 def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
-    """Iterates over a DataLoader, and ends its processes on every way out, also those that ignore SIGTERM.
+    """Iterates over a DataLoader of `source`, and ends its processes on every way out, also those that ignore SIGTERM.
 
     `default_collate` must make all tensors: in a worker it takes shared memory at once, and raises an error if there is
-    none. torch would only print the error later, and wait for ever. Raises ChildProcessError, which names the `source`,
-    if a process failed, was killed, or cannot be started.
+    none. torch would only print the error later, and wait for ever.
     """
     before, workers = {*active_children()}, set()
     try:
@@ -44,12 +46,9 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
 
 @contextmanager
 def _default_sigchld() -> Iterator[None]:
-    """Sets the default handler of SIGCHLD, then the one before again. Only the main thread can set one.
-
-    A DataLoader sets one when it starts; it raises the error of a process anywhere, such as in an update.
-    """
+    """Sets the default handler of SIGCHLD for a while: that of a DataLoader raises a worker's error anywhere."""
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # only the main thread can set a handler
         return
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -60,6 +59,5 @@ def _default_sigchld() -> Iterator[None]:
 
 def ignore_signals(worker: int) -> None:
     """Ignores requests to stop: the training process finishes its update first, and needs the batch."""
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)

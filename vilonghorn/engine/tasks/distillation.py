@@ -34,9 +34,8 @@ from .classification import Classification
 class Teacher:
     """A trained model in evaluation mode, which takes the images of the student and returns its classes.
 
-    `source` is the directory of a run (its best weights), a file of a run's weights, or a name of timm. `class_names`
-    are those of the data. Raises OSError if there are no such weights, and ValueError if there is no such teacher, or
-    it has other classes or does not take images of its size.
+    `source` is one of `task.teacher`, `class_names` are those of the data. Raises ValueError or OSError if it does not
+    fit, or cannot be loaded.
     """
 
     def __init__(

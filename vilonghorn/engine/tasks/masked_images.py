@@ -76,10 +76,7 @@ def unit_statistics(images: Tensor, unit: int) -> tuple[Tensor, Tensor]:
 
 
 def masked_model_from_config(config: Config, device: torch.device) -> MaskedImageModel:
-    """The model of a run with masked images, on a device.
-
-    Raises ValueError if it has no mask token, or does not fit the images or the masked unit.
-    """
+    """The model of a run with masked images, on a device. Raises ValueError if images or masked unit do not fit."""
     name, unit, sizes = config.model.name, config.task.mask_unit, config.image_sizes()
     if not is_ours(name):
         known = "vilonghorn_*, vilonghornv2_* or vim_*"
@@ -104,8 +101,7 @@ def masked_model_from_config(config: Config, device: torch.device) -> MaskedImag
 class MaskedImages(Task):
     """Learns to reconstruct masked images, and is evaluated by the same loss.
 
-    `ratio` of an image is masked, in units of `unit` pixels in height and width. `normalize`: reconstruct the pixels of
-    each unit normalised to mean 0 and variance 1 (MAE, arXiv 2111.06377).
+    `ratio`, `unit` and `normalize` (of MAE, arXiv 2111.06377) are the keys `task.mask_*`.
     """
 
     scores = ("loss",)
@@ -151,7 +147,7 @@ class MaskedImages(Task):
         return model.backbone  # type: ignore[return-value]
 
     @torch.no_grad()
-    def examples(self, model: nn.Module, loader: Any, amp: torch.autocast, count: int = 10) -> Tensor:
+    def examples(self, model: nn.Module, loader: Any, amp: torch.autocast, count: int) -> Tensor:
         """Up to `count` held-out images of this process, evenly spaced, in each of `ROWS`, (rows, N, 3, H, W)."""
         last = (len(loader) - 1) * loader.batch_size
         chosen, found = {*torch.linspace(0, last, count).long().tolist()}, []
@@ -172,4 +168,4 @@ class MaskedImages(Task):
         """Writes the report with reconstructions of the held-out images of process 0."""
         if Distributed().is_main:
             amp = autocast(config.run.amp, next(model.parameters()).device)
-            write_masked_report(run, config, self.examples(model, loader, amp), ROWS, result)
+            write_masked_report(run, config, self.examples(model, loader, amp, 10), ROWS, result)

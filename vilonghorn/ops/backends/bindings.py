@@ -18,15 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import __version__
-from ..arguments import (
-    CHANNELS_FIRST,
-    LAYOUTS,
-    BlockArguments,
-    ConvArguments,
-    ScanArguments,
-    by_channel,
-    named_tensors,
-)
+from ..arguments import CHANNELS_FIRST, LAYOUTS, BlockArguments, ConvArguments, ScanArguments, by_channel, named_tensors
 from ..rules import NO_RULE, RULES
 
 ABI = 23  # VL_ABI

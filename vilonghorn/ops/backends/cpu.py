@@ -283,10 +283,8 @@ def infer_block(call: bytearray) -> None:
 
 
 def num_channel_splits(jobs: int, channels: int, lanes: int, threads: int) -> int:
-    """Into how many parts the channels of a sequence are split, so that the threads are evenly busy.
-
-    As few as possible: each part computes gradients of k and q for itself.
-    """
+    """Into how few parts the channels of a sequence are split, so that the threads are evenly busy."""
+    # Each part computes gradients of k and q for itself.
     wanted = 1 if jobs >= 4 * threads else threads // math.gcd(jobs, threads)
     return max(1, min(wanted, -(-channels // lanes)))
 

@@ -94,11 +94,7 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
 def backward(
     dy: Tensor, dstate: Tensor | None, args: ScanArguments, saved_states: Tensor, out: Mapping[str, Tensor] = {}
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of a scan; see `Backend`.
-
-    `out` may hold k, q and z: the tensors that take their gradients, of x's dtype. The last dimension is contiguous,
-    and the others are as in one tensor of tokens.
-    """
+    """Gradients of a scan; see `Backend`. `out` may hold tensors for those of k, q and z: columns of one of tokens."""
     params = _CudaParams(args)
     if saved_states.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
         saved_states = saved_states.clone()
@@ -193,11 +189,7 @@ def mamba_inner_backward(
 
 
 def _kernel_weights(args: MambaInnerArguments) -> MixerWeights:
-    """The weights as the kernels take them.
-
-    Zeros before the rows of x_proj and the columns of dt_proj align the rank of dt. Except in chunks, the rows of
-    dt_proj and dt_bias are repeated for the channels of each head: the kernels have a dt for each channel.
-    """
+    """The weights as the kernels take them: zeros align the rank of dt, and each channel has a dt, except in chunks."""
     weights, repeats = args.weights, 1 if args.in_chunks else args.sizes.D // args.sizes.H
     if padding := _rank_padding(args.sizes.R):
         dt_proj = F.pad(weights.dt_proj, (padding, 0))
