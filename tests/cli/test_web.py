@@ -18,7 +18,7 @@ from vilonghorn.export.web_page import RUNTIME, RUNTIME_FILES
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_the_page_of_a_run_is_served_until_an_interrupt(end, tmp_path):
-    leave_run(tmp_path / "run")
+    leave_run(tmp_path / "run", depth=1)
     hub, temporary = tmp_path / "torch/hub", tmp_path / "temporary"
     hub.mkdir(parents=True), temporary.mkdir()
     with tarfile.open(hub / RUNTIME, "w:gz") as archive:

@@ -48,6 +48,8 @@ def test_the_recipe_is_the_published_one_and_the_same_for_all(model):
         assert config.schedule.epochs == epochs and config.ema.warmup
         with torch.device("meta"):
             built = timm.create_model(config.model.name, **model_kwargs(config, 7))
+            if hasattr(built, "blocks"):
+                built.blocks = built.blocks[:1]  # all have the same shapes
             assert all(built(torch.empty(2, 3, *size)).shape == (2, 7) for size in config.image_sizes())
 
 

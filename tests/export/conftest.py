@@ -7,7 +7,7 @@ import torch
 from vilonghorn.engine.checkpoint import save_weights
 
 SMALL = dict(img_size=32, patch_size=8, embed_dim=32, depth=1, num_classes=5)
-HIERARCHY = dict(img_size=32, embed_dims=(16, 32), depths=(1, 2), num_heads=(None, 4), mlp_ratios=(0, 1), num_classes=5)
+HIERARCHY = dict(img_size=32, embed_dims=(16, 32), depths=(1, 1), num_heads=(None, 4), mlp_ratios=(0, 1), num_classes=5)
 
 
 def make_small(name="vilonghorn_nano", **kwargs):

@@ -53,10 +53,14 @@ def edit(path, change):
         ("vilonghorn_nano_exact", dict(stride=4, d_state=5, d_conv=3, embed_dim=20, expand=3), "Block Norm"),
         (
             "vilonghorn_nano",
-            dict(depth=2, d_conv=(3, 5), num_heads=4, mlp_ratio=1.5),
-            "Block Block Norm",
+            dict(d_conv=(3, 5), num_heads=4, mlp_ratio=1.5),
+            "Block Norm",
         ),  # a class token
-        ("vilonghornv2_nano", dict(stem_stride=2, num_conv_stages=1), "Norm Block Norm Block Block Norm"),
+        (
+            "vilonghornv2_nano",
+            dict(depths=(1, 2), stem_stride=2, num_conv_stages=1),
+            "Norm Block Norm Block Block Norm",
+        ),
         ("vilonghorn_nano_shared", dict(d_state=3), "Norm Scan Norm"),
         ("vim_nano", dict(norm_layer="layernorm", shared_directions=True), "Scan"),
     ],
@@ -111,9 +115,8 @@ def test_an_input_that_does_not_fit_is_named(name, shape, exported, images):
         session.run(None, {"images": images(1, 3, 32, 32).numpy()})
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_random_models_end_in_errors_or_right_results_and_never_in_a_crash(seed):
-    command = [sys.executable, ROOT / "tests/helpers/random_ort_models.py", str(seed), "250"]
+def test_random_models_end_in_errors_or_right_results_and_never_in_a_crash():
+    command = [sys.executable, ROOT / "tests/helpers/random_ort_models.py", "0", "500"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
 

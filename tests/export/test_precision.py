@@ -19,7 +19,7 @@ from vilonghorn.export.precision import quantize, round_weights, stored_weights
 from vilonghorn.layers import Mixer
 from vilonghorn.ops.backends import cpu
 
-LARGE = dict(embed_dim=80, depth=2)  # torch's exporter folds conversions of small weights
+LARGE = dict(embed_dim=128)  # torch's exporter folds conversions of small weights
 MATRICES = ("head.weight", "patch_embed.proj.weight", "in_proj.weight", "out_proj.weight", "x_proj", "dt_proj")
 needs_native = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
 
@@ -117,7 +117,7 @@ def test_short_weights_are_for_onnx_files(capsys):
 @pytest.mark.parametrize(
     "name, kwargs, operator",
     [
-        ("vilonghorn_nano", dict(depth=2, d_state=5, embed_dim=20, expand=3), "BlockInt8"),
+        ("vilonghorn_nano", dict(d_state=5, embed_dim=20, expand=3), "BlockInt8"),
         ("vim_nano", dict(embed_dim=80), "BlockInt8"),
         ("vilonghornv2_nano", dict(stem_stride=2, num_conv_stages=1), "BlockInt8"),
         ("vilonghorn_nano_shared", dict(embed_dim=80), "Scan"),
@@ -161,4 +161,4 @@ def test_a_damaged_int8_file_is_thrown_away(small, tmp_path, monkeypatch):
 
     monkeypatch.setattr(native, "use_int8", wrong)
     with pytest.raises(VerificationError, match="differs from the model by"):
-        export(small("vim_nano", depth=2), "ort", tmp_path / "model.ort.onnx", "int8")
+        export(small("vim_nano"), "ort", tmp_path / "model.ort.onnx", "int8")
