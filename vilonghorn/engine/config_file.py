@@ -85,11 +85,7 @@ class PlainLoader(yaml.SafeLoader):
 
 
 def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
-    """Reads a configuration file of any version: its sections, and the name of the file that it is based on.
-
-    Raises FileNotFoundError, or ValueError if it is no configuration; the message does not quote it, as it may be
-    another file by mistake.
-    """
+    """Reads a configuration file of any version: its sections, and the name of the file that it is based on."""
     if not file.is_file():
         raise FileNotFoundError(f"there is no configuration file {file}")
     try:
@@ -104,7 +100,7 @@ def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
         if wrong := [printable(str(name))[:80] for name, keys in sections.items() if not isinstance(keys, dict)]:
             raise ValueError(f"there are no keys in {wrong[0]}")
         sections = translate(sections)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:  # not quoted: it may be another file by mistake
         mark = getattr(error, "problem_mark", None)
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         reason = f"in line {mark.line + 1}: {str(error.problem)[:80]}" if mark else reason

@@ -47,10 +47,7 @@ def download_weights(source: str) -> str:
 
 
 def read_initial_weights(model: str, source: str) -> dict[str, Any]:
-    """Reads `model.weights` as an argument of `timm.create_model(pretrained=True, pretrained_cfg_overlay=...)`.
-
-    timm resamples positions and patch embedding, and makes a new head for another number of classes.
-    """
+    """Reads `model.weights` as an argument of `timm.create_model(pretrained=True, pretrained_cfg_overlay=...)`."""
     path = Path(download_weights(source) if source.startswith("hf:") else source)
     path = RunDirectory(path).weights("best") if path.is_dir() else path
     try:

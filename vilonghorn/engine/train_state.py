@@ -41,13 +41,10 @@ class Progress:
 
 
 class StepCounter:
-    """Counts the batches and updates of an epoch. In a round every process takes one batch.
-
-    An update takes `accumulate` rounds, the last of an epoch may take fewer. Batches are counted over all processes.
-    """
+    """Counts the batches of all processes and the updates of an epoch. In a round every process takes one batch."""
 
     def __init__(self, rounds: int, accumulate: int, world_size: int) -> None:
-        self.rounds, self.accumulate, self.world_size = rounds, accumulate, world_size
+        self.rounds, self.accumulate, self.world_size = rounds, accumulate, world_size  # the last update may take fewer
         self.batches, self.batches_per_update = rounds * world_size, accumulate * world_size
         self.updates_per_epoch = math.ceil(rounds / accumulate)
 

@@ -76,8 +76,6 @@ class ScanArguments(NamedTuple):
 
     def with_channel_steps(self) -> "ScanArguments":
         """Repeats dt and its bias for the channels of a head."""
-        if not self.has_heads:
-            return self
         size = self.x.shape[-1] // self.dt.shape[-1]
         dt_bias = None if self.dt_bias is None else self.dt_bias.repeat_interleave(size, -1)
         return self._replace(dt=self.dt.repeat_interleave(size, -1), dt_bias=dt_bias)

@@ -50,7 +50,7 @@ def block(
     drop_scales, (1, B), with an MLP (2, B), are factors of each sample's branches: stochastic depth (default: 1).
 
     Under autocast to bfloat16, the products of linear layers are of bfloat16 values, summed in float32, where the
-    processor has AMX. Without autocast `torch.set_float32_matmul_precision` chooses, see `vilonghorn.ops.backends.cpu`.
+    processor has AMX. Without autocast `torch.set_float32_matmul_precision` chooses (docs/performance.md).
 
     Raises:
         ValueError: shapes, devices or a rule that do not fit, or no tokens.

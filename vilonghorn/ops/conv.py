@@ -114,15 +114,15 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     (rows, columns), (*_, height, width) = grid, weight.shape
     if height % 2 == 0 or width % 2 == 0:
         raise ValueError(f"conv2d_silu: the filter is {height} x {width}, expected an odd height and an odd width")
-    has_class_token = x.shape[1] > rows * columns
     dtype = autocast_dtype(x) or x.dtype
     if (height, width) == cuda.GRID_FILTER and choose_conv(x.device, dtype, None) == cuda.NAME:
         conv_grid = [rows, columns, height, width]
         return _run(ConvArguments(x.to(dtype), weight.flatten(2), bias, [0] * len(weight), conv_grid=conv_grid))
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
-    if has_class_token:
-        x = class_token_first(x)
-    class_token, patches = (x[:, :1], x[:, 1:]) if has_class_token else (None, x)
+    class_token, patches = None, x
+    if x.shape[1] > rows * columns:
+        ordered = class_token_first(x)
+        class_token, patches = ordered[:, :1], ordered[:, 1:]
     maps = patches.unflatten(1, (rows, columns)).permute(0, 3, 1, 2)  # channels_last: others are several times slower
     outputs = []
     for w, b in zip(weight.unbind(0), bias.unbind(0)):

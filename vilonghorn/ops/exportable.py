@@ -73,24 +73,22 @@ def scan_exportable(args: ScanArguments) -> Tensor | Any:
     if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
         detached: Any = [t.detach() if isinstance(t, Tensor) else t for t in args]
         args = ScanArguments(*detached)
-    step, (tokens, initial) = RULES[args.rule].step, prepare(args)
-
-    def results(state: Tensor, y: Tensor) -> Tensor | Any:
-        y, state = finish(state, y, args)
-        return (y, state) if args.return_state else y
-
-    if not torch.compiler.is_compiling():
-        return results(*(run_tokens(args.rule, initial, *tokens) if args.x.shape[2] else (initial, tokens.x)))
-    rows = tokens.q.transpose(-1, -2)  # a row times the state is one node of the loop
-    changing: tuple[Tensor, ...] = (tokens.x, tokens.gate, tokens.k, rows)
+    step, (tokens, state) = RULES[args.rule].step, prepare(args)
 
     def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         x, gate, k, q = token
         state = step(state, x, gate, k, tokens.A)
         return state, q @ state
 
-    changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in changing)  # export fails for views
-    return results(*captured_loop(run_token, initial, changing, dim=0))
+    if torch.compiler.is_compiling():
+        rows = tokens.q.transpose(-1, -2)  # a row times the state is one node of the loop
+        each = (tokens.x, tokens.gate, tokens.k, rows)
+        changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in each)  # export fails for views
+        state, y = captured_loop(run_token, state, changing, dim=0)
+    else:
+        state, y = run_tokens(args.rule, state, *tokens) if args.x.shape[2] else (state, tokens.x)
+    y, state = finish(state, y, args)
+    return (y, state) if args.return_state else y
 
 
 def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:

@@ -179,11 +179,10 @@ def projections(args: MambaInnerArguments, conv: Op = conv_silu, valid: Tensor |
     z, u = convolve(args, conv)
     u = u if valid is None else torch.where(valid[..., None] == 0, 0.0, u)
     _, B, L, _, N, _, R, _ = args.sizes
-    x_proj: Any = args.weights.x_proj
-    dt_proj: Any = args.weights.dt_proj
-    projected = torch.bmm(u.flatten(1, 2), x_proj.transpose(1, 2).to(u.dtype))  # (S, B * L, R + 2N)
+    weights: Any = args.weights
+    projected = torch.bmm(u.flatten(1, 2), weights.x_proj.transpose(1, 2).to(u.dtype))  # (S, B * L, R + 2N)
     low, k, q = projected.split([R, N, N], dim=-1)
-    dt = torch.bmm(low, dt_proj.transpose(1, 2).to(low.dtype))
+    dt = torch.bmm(low, weights.dt_proj.transpose(1, 2).to(low.dtype))
     return z, u, *(t.unflatten(1, (B, L)) for t in (dt, k, q))
 
 

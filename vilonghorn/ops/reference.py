@@ -38,9 +38,8 @@ class Tokens(NamedTuple):
 def prepare(args: ScanArguments) -> tuple[Tokens, Tensor]:
     """The inputs of the recurrence, token by token, and the state before them, (G, B, N, D)."""
     # (G, B, L, C) as (L, G, B, 1, C) in the compute dtype, reverse directions flipped along L
-    x, dt, k, q = (
-        _flip(t.to(args.compute_dtype), args).movedim(2, 0).unsqueeze(-2) for t in (args.x, args.dt, args.k, args.q)
-    )
+    given = (args.x, args.dt, args.k, args.q)
+    x, dt, k, q = (_flip(t.to(args.compute_dtype), args).movedim(2, 0).unsqueeze(-2) for t in given)
     if args.dt_bias is not None:
         dt = dt + args.dt_bias.to(dt.dtype)[:, None, None]
     A = None if args.A is None else args.A.to(x.dtype).transpose(1, 2).contiguous().unsqueeze(1)
@@ -98,9 +97,8 @@ def _run(args: ScanArguments) -> tuple[Tensor, Tensor]:
 def run_tokens(rule: str, state: Tensor, *chunk: Any) -> tuple[Tensor, Tensor]:
     """The state after the tokens, and what was read at each, (tokens, G, B, 1, D)."""
     tokens, step, outputs = Tokens(*chunk), RULES[rule].step, []
-    for x, gate, k, q in zip(
-        *(t.unbind(0) for t in (tokens.x, tokens.gate, tokens.k, tokens.q))
-    ):  # x[t] in a loop would be slow to differentiate
+    each = (t.unbind(0) for t in (tokens.x, tokens.gate, tokens.k, tokens.q))  # x[t] is slow to differentiate
+    for x, gate, k, q in zip(*each):
         state = step(state, x, gate, k, tokens.A)
         outputs.append(read(state, q))
     return state, torch.stack(outputs)

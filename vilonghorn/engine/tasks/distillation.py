@@ -32,11 +32,7 @@ from .classification import Classification
 
 
 class Teacher:
-    """A trained model in evaluation mode, which takes the images of the student and returns its classes.
-
-    `source` is one of `task.teacher`, `class_names` are those of the data. Raises ValueError or OSError if it does not
-    fit, or cannot be loaded.
-    """
+    """One of `task.teacher` in evaluation mode, which takes the images of the student and returns its classes."""
 
     def __init__(
         self, source: str, config: Config, num_classes: int, device: torch.device, class_names: ClassNames

@@ -99,10 +99,7 @@ def masked_model_from_config(config: Config, device: torch.device) -> MaskedImag
 
 
 class MaskedImages(Task):
-    """Learns to reconstruct masked images, and is evaluated by the same loss.
-
-    `ratio`, `unit` and `normalize` (of MAE, arXiv 2111.06377) are the keys `task.mask_*`.
-    """
+    """Learns to reconstruct masked images, as `task.mask_*` say, and is evaluated by the same loss."""
 
     scores = ("loss",)
 
@@ -122,7 +119,7 @@ class MaskedImages(Task):
 
     def losses(self, reconstructed: Tensor, images: Tensor, mask: Tensor) -> Tensor:
         """The mean absolute difference over the masked pixels of each image, (B,), in float32."""
-        if self.normalize:
+        if self.normalize:  # MAE, arXiv 2111.06377
             mean, deviation = unit_statistics(images, self.unit)
             images = (images - mean) / deviation
         hidden = enlarge(mask, self.unit)[:, None]

@@ -34,10 +34,7 @@ def library_path(name: str) -> Path:
 
 
 def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str | None]:
-    """Opens the library of a backend; returns it and None, or None and the reason why it is not available.
-
-    `requirement` is what a machine needs to build the library.
-    """
+    """Opens the library of a backend, which needs `requirement` to be built; or None, and why it is not available."""
     path = library_path(name)
     if not path.exists():  # in a clone after `pip install .`, Python imports the source tree, which has no libraries
         installed = next(iter(metadata.distributions(name="vilonghorn")), None)

@@ -1,15 +1,10 @@
 """The CPU backend: calls the compiled kernels of `kernels/cpu` for the scan, the mixer around it and a whole block.
 
-The library picks the best instruction set that the processor supports. The environment variable VILONGHORN_ISA chooses
-another: "v2", "v3", "v4", "vnni" (v4 with AVX512_VNNI) or "amx" (vnni with AMX_BF16) on x86-64, "generic" elsewhere.
-
-With "amx", blocks follow `torch.set_float32_matmul_precision`: at "high" the products of their linear layers are three
-products of bfloat16 values with float32 sums (about 16 bits of mantissa), at "medium" one (8 bits). At "highest", the
-default, and without AMX they are float32.
+The library picks the best instruction set of the processor, or that of VILONGHORN_ISA (docs/install.md). With AMX,
+`torch.set_float32_matmul_precision` chooses the products in blocks (docs/performance.md).
 
 The kernels compute in float32 or float64. Tensors of shorter dtypes are converted, and their results are rounded once.
-
-Some kernels need working memory. The calling thread keeps it for later calls, in the size of its largest call.
+The calling thread keeps their working memory for later calls, in the size of its largest call.
 """
 
 import ctypes
@@ -17,7 +12,7 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -256,19 +251,8 @@ def pack_block(
 
 
 @functools.lru_cache(1024)
-def _pack_numbers(
-    sizes: Sizes,
-    dim: int,
-    hidden: int,
-    conv_grid: tuple[int, ...],
-    rule: str,
-    reverse: tuple[int, ...],
-    eps: float,
-    mlp_eps: float,
-    bf16_parts: int,
-    save: bool,
-    threads: int,
-) -> bytes:
+def _pack_numbers(sizes: Sizes, dim: int, hidden: int, conv_grid: tuple[int, ...], *options: Any) -> bytes:
+    rule, reverse, eps, mlp_eps, bf16_parts, save, threads = options
     G, B, L, D, N, K, R, H = sizes
     splits = num_channel_splits(B, D, LANES, threads)
     fields = dict(batch=B, length=L, dim=dim, directions=G, channels=D, states=N, d_conv=K, dt_rank=R, num_heads=H)

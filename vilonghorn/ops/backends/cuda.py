@@ -145,7 +145,7 @@ def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
     """Memory for y, and with `save` for u, the projections, dt and the saved states, else empty tensors."""
     G, B, L, D, N, _, R, H = args.sizes
     new = args.xz.new_empty
-    shapes = [(G, B, L, D), (G, B * L, R + _rank_padding(R) + 2 * N), (G, B, L, H if args.in_chunks else D)]
+    shapes = [(G, B, L, D), (G, B * L, R + -R % RANK_MULTIPLE + 2 * N), (G, B, L, H if args.in_chunks else D)]
     states = (triton.empty_states if args.in_chunks else empty_states)(args, save)
     return new(B, L, D), *(new(shape if save else 0) for shape in shapes), states
 
@@ -167,7 +167,7 @@ def mamba_inner_backward(
     dy: Tensor, args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor, saved_states: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
-    padding, H, weights = _rank_padding(args.sizes.R), args.sizes.H, _kernel_weights(args)
+    padding, H, weights = -args.sizes.R % RANK_MULTIPLE, args.sizes.H, _kernel_weights(args)
     args = args._replace(weights=weights)
     G, B, L, D, N, _, R, _ = args.sizes
     dxz = torch.empty_like(args.xz, memory_format=torch.contiguous_format)
@@ -191,17 +191,13 @@ def mamba_inner_backward(
 def _kernel_weights(args: MambaInnerArguments) -> MixerWeights:
     """The weights as the kernels take them: zeros align the rank of dt, and each channel has a dt, except in chunks."""
     weights, repeats = args.weights, 1 if args.in_chunks else args.sizes.D // args.sizes.H
-    if padding := _rank_padding(args.sizes.R):
+    if padding := -args.sizes.R % RANK_MULTIPLE:
         dt_proj = F.pad(weights.dt_proj, (padding, 0))
         weights = weights._replace(x_proj=F.pad(weights.x_proj, (0, 0, padding, 0)), dt_proj=dt_proj)
     if repeats > 1:
         dt_proj, dt_bias = (t.repeat_interleave(repeats, 1) for t in (weights.dt_proj, weights.dt_bias))
         weights = weights._replace(dt_proj=dt_proj, dt_bias=dt_bias)
     return weights
-
-
-def _rank_padding(rank: int) -> int:
-    return -rank % RANK_MULTIPLE
 
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:

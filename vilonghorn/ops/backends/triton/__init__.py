@@ -132,11 +132,9 @@ def backward(
     else:
         from .kernels import scan_backward
 
-        width = launch.tile.channels
-        dA = None if args.A is None else launch.empty(B, G, launch.blocks, N, width)
-        dD, ddt_bias = (
-            None if t is None else launch.empty(B, G, launch.blocks * width) for t in (args.D, args.dt_bias)
-        )
+        blocks, width = launch.blocks, launch.tile.channels
+        dA = None if args.A is None else launch.empty(B, G, blocks, N, width)
+        dD, ddt_bias = (None if t is None else launch.empty(B, G, blocks * width) for t in (args.D, args.dt_bias))
         outputs = Outputs(dx, ddt, *keys.chunk(2, -1), dz, dz_strides, dD, ddt_bias, sums)
         launch(scan_backward, ends, launch.A, saved_states, dA, outputs)
         dA = None if dA is None else dA.sum(0).transpose(2, 3).flatten(1, 2)[:, :D]

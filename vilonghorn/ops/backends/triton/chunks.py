@@ -115,10 +115,8 @@ def chunks_backward(inputs, strides, ends, states, outputs, length, width, chann
     part = tl.program_id(1) * tl.num_programs(2) * tl.num_programs(0) + sequence
     dy_row, dx_row = input_row(inputs.dy, strides.dy, p.g, p.b), output_row(outputs.x, sequence, length, channels)
     ddt_row = output_row(outputs.dt, part, length, 1)
-    dk_row, dq_row = (
-        output_row(outputs.k, part, length, 2 * CONFIG.N),
-        output_row(outputs.q, part, length, 2 * CONFIG.N),
-    )
+    dk_row = output_row(outputs.k, part, length, 2 * CONFIG.N)
+    dq_row = output_row(outputs.q, part, length, 2 * CONFIG.N)
     if inputs.z is not None:
         z_row = input_row(inputs.z, strides.z, p.g, p.b)
         dz_row = input_row(outputs.z, outputs.z_strides, p.g, p.b)

@@ -23,7 +23,6 @@ from .tiles import (
     sum_states,
     this_program,
     token_masks,
-    zero_tile,
 )
 
 
@@ -117,7 +116,7 @@ def scan_backward(inputs, strides, ends, A, saved_states, dA, outputs, channels,
         skip = channel_parameter(inputs.D, strides.D, g, p)
         bias = channel_parameter(inputs.dt_bias, strides.dt_bias, g, p)
         skip_grad, bias_grad = tl.zeros(p.c.shape, tl.float32), tl.zeros(p.c.shape, tl.float32)
-        rate, rate_grad = load_tile(A, p, g, CONFIG) * LOG2E, zero_tile(CONFIG)
+        rate, rate_grad = load_tile(A, p, g, CONFIG) * LOG2E, tl.full(CONFIG.TILE, 0.0, tl.float32)
         grad = load_state(ends.given, p, sequence, CONFIG)
 
         parts = tl.cdiv(length, HELD)

@@ -54,11 +54,6 @@ def this_program(channels, CONFIG: tl.constexpr):  # noqa: D103
 
 
 @triton.jit
-def zero_tile(CONFIG: tl.constexpr):  # noqa: D103
-    return tl.full(CONFIG.TILE, 0.0, tl.float32)
-
-
-@triton.jit
 def tile_offsets(p, row, CONFIG: tl.constexpr):
     """Where the program's tile is in a tensor of tiles, (rows, blocks, N, CR * CL)."""
     tile = of_states(p.n) * (CONFIG.TILE.CR * CONFIG.TILE.CL) + of_channels(p.local)
@@ -69,7 +64,7 @@ def tile_offsets(p, row, CONFIG: tl.constexpr):
 def load_tile(base, p, row, CONFIG: tl.constexpr):
     """The program's tile of a row, in float32, zero where `base` is None."""
     if base is None:
-        return zero_tile(CONFIG)
+        return tl.full(CONFIG.TILE, 0.0, tl.float32)
     else:
         tile = tl.load(base + tile_offsets(p, row, CONFIG), of_channels(p.c_mask) & of_states(p.n_mask), 0.0)
         return tile.to(tl.float32)
@@ -84,7 +79,7 @@ def store_tile(base, p, row, tile, CONFIG: tl.constexpr):  # noqa: D103
 def load_state(base, p, sequence, CONFIG: tl.constexpr):
     """The program's part of (sequences, N, channels), zero where `base` is None."""
     if base is None:
-        return zero_tile(CONFIG)
+        return tl.full(CONFIG.TILE, 0.0, tl.float32)
     else:
         at = (sequence * CONFIG.N + of_states(p.n)) * p.channels + of_channels(p.c)
         return tl.load(base + at, of_channels(p.c_mask) & of_states(p.n_mask), 0.0).to(tl.float32)
