@@ -120,7 +120,7 @@ def quality(scores: dict[str, float]) -> tuple[float, float]:
 
 
 def average_lags(results: dict[str, dict[str, float]], images: int) -> bool:
-    """Whether "ema" is worse than "model" by two standard errors of top-1 on `images`, or 5% of an unlabelled loss."""
+    """Whether "ema" is worse than "model" by two standard errors of top-1 on `images`; else 5% of the loss."""
     model, ema = results["model"], results.get("ema", results["model"])
     if "top1" not in model:
         return ema["loss"] > 1.05 * model["loss"]

@@ -147,7 +147,7 @@ def build_loader(
 
 
 def check_classes(train: str | None, num_classes: int, val: str | None, loader: Any) -> None:
-    """Raises ValueError if `train` has one class, or not those of the `loader` of `val`. Warns if both are the same."""
+    """Raises ValueError if `train` has one class, or not as many as the `loader` of `val`. Warns if both are one."""
     name, held_out = train or "the training data", val or "the held-out data"
     if num_classes == 1:
         raise ValueError(f"{name} has one class only: give a folder with one folder of images for each class")

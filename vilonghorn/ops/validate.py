@@ -64,7 +64,7 @@ def _key(args: Any) -> tuple:
 
 
 def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
-    """Checks the arguments of an operator, a NamedTuple of `arguments`; returns their sizes, which `sources` have."""
+    """Checks the arguments of an operator, a NamedTuple of `arguments`; returns their sizes, which `sources` define."""
     layout = LAYOUTS[type(args)]
     given: dict[str, Any] = named_tensors(args)
     for name in layout.required:

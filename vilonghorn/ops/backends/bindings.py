@@ -34,7 +34,7 @@ def library_path(name: str) -> Path:
 
 
 def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str | None]:
-    """Opens the library of a backend, which needs `requirement` to be built; or None, and why it is not available."""
+    """The library of a backend and None, or None and why it is not available. Building it needs `requirement`."""
     path = library_path(name)
     if not path.exists():  # in a clone after `pip install .`, Python imports the source tree, which has no libraries
         installed = next(iter(metadata.distributions(name="vilonghorn")), None)

@@ -94,7 +94,10 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
 def backward(
     dy: Tensor, dstate: Tensor | None, args: ScanArguments, saved_states: Tensor, out: Mapping[str, Tensor] = {}
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of a scan; see `Backend`. `out` may hold tensors for those of k, q and z: columns of one of tokens."""
+    """Gradients of a scan; see `Backend`.
+
+    `out` may hold memory of x's dtype for those of k, q and z: slices of the last axis of contiguous tensors.
+    """
     params = _CudaParams(args)
     if saved_states.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
         saved_states = saved_states.clone()
