@@ -58,7 +58,7 @@ def load_chunk(i, p, CONFIG: tl.constexpr):
     eps = 1.0 / (1.0 + tl.sum(k * k, 1, keep_dims=True) + decay)
     kk = product(k, tl.trans(k), CONFIG)
     lower = tl.where(row > column, eps * kk, 0.0)
-    # As `chunked.invert_unit_triangular`: blocks of 2^j rows, of which those of one row need no products.
+    # As `exportable.invert_unit_triangular`: blocks of 2^j rows, of which those of one row need no products.
     inverse = tl.where(row == column, 1.0, 0.0) - tl.where((row == column + 1) & (row % 2 == 1), lower, 0.0)
     for j in tl.static_range(1, DOUBLINGS):
         below = (row // 2**j == column // 2**j + 1) & (row // 2**j % 2 == 1)

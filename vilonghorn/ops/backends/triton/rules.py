@@ -6,7 +6,7 @@ import triton.language as tl
 from .tiles import of_channels, of_states, sum_states
 
 LOG2E = tl.constexpr(1.4426950408889634)
-MAX_EXPONENT = tl.constexpr(80.0)  # as in `reference`
+MAX_EXPONENT = tl.constexpr(80.0)  # as in `ops.rules`
 CLOSED_GATE = tl.constexpr(-1e4)  # a dt that closes the gate of every rule: the token does not change the state
 LONGHORN, LONGHORN_EXACT, MAMBA = (tl.constexpr(rule) for rule in range(3))  # Rule.number
 
