@@ -65,7 +65,8 @@ def inner(xz, conv_weight, conv_bias, x_proj, dt_proj, A, B=None, C=None, D=None
     C = rows[:, -states:] if C is None else C
     y, _ = selective_scan(u, delta, A, B, C, D, z, dt_bias, True)
     if flipped_A is not None:
-        u, delta, B, C, z = (t.flip(-1) for t in (u, delta, B, C, z))
+        u, delta, z = (t.flip(-1) for t in (u, delta, z))
+        B, C = (t.flip(-1) if t.dim() == 3 else t for t in (B, C))
         y = y + selective_scan(u, delta, flipped_A, B, C, D, z, dt_bias, True)[0].flip(-1)
     return y
 

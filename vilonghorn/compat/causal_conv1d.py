@@ -23,28 +23,29 @@ def causal_conv1d_fn(
     x is (batch, D, L), weight (D, K), bias (D,), activation None, "silu" or "swish" (the same), which may be the fourth
     argument as before version 1.1. `initial_states` are the K - 1 tokens before the first, (batch, D, K - 1), else
     zeros; `return_final_states` returns the last K - 1, too, in `final_states_out` if given. Returns (batch, D, L), of
-    x's dtype and order in memory. Raises NotImplementedError for `seq_idx` (packed sequences), another activation and
-    complex tensors, ValueError and TypeError for what does not fit.
+    x's dtype and order in memory. Raises NotImplementedError for `seq_idx` (packed sequences) and other activations,
+    else as `selective_scan_fn`.
     """
     if isinstance(seq_idx, str):
         seq_idx, activation = None, seq_idx
     if seq_idx is not None:
         raise NotImplementedError("causal_conv1d_fn: seq_idx is given, but packed sequences are not supported")
-    has_silu = _has_silu("causal_conv1d_fn", activation)
-    check("causal_conv1d_fn", x=(x, (None,) * 3), weight=(weight, (None, None)))
-    (batch, D, L), K = x.shape, weight.shape[1]
-    before = (initial_states, (batch, D, K - 1))
-    check("causal_conv1d_fn", x=(x, None), weight=(weight, (D, K)), bias=(bias, (D,)), initial_states=before)
-    tokens = x
-    if initial_states is not None or return_final_states or not has_silu:
-        start = x.new_zeros(before[1]) if initial_states is None else initial_states.to(x.dtype)
+    if activation not in (None, "silu", "swish"):
+        raise NotImplementedError(f"causal_conv1d_fn: activation is {activation!r}, expected None, 'silu' or 'swish'")
+    check("causal_conv1d_fn", x=(x, "BDL"), weight=(weight, "DK"), bias=(bias, "D"))
+    (batch, D, L), K, tokens = x.shape, weight.shape[1], x
+    check("causal_conv1d_fn", x=(x, "BDL"), initial_states=(initial_states, (batch, D, K - 1)))
+    if initial_states is not None or return_final_states or not activation:
+        start = x.new_zeros(batch, D, K - 1) if initial_states is None else initial_states.to(x.dtype)
         tokens = torch.cat([start, x], -1)
     with without_autocast(x):
-        if has_silu:
+        if activation:
             bias = weight.new_zeros(D) if bias is None else bias
             y = conv_silu(tokens.mT, weight[None], bias[None])[0, :, tokens.shape[-1] - L :].mT
         else:
-            y = _convolve(tokens, weight, bias).to(x.dtype)
+            dtype = torch.promote_types(x.dtype, weight.dtype)
+            bias = None if bias is None else bias.to(dtype)
+            y = F.conv1d(tokens.to(dtype), weight[:, None].to(dtype), bias, groups=D).to(x.dtype)
     y = y if x.stride(1) == 1 else y.contiguous()
     if not return_final_states:
         return y
@@ -60,34 +61,18 @@ def causal_conv1d_update(
     `cache_seqlens`, numbers of tokens until now, (batch,), it is a ring that is written at that number modulo S.
     `conv_state_indices`, (batch,), are its rows, -1 for none, where the result is zero. Returns as x; raises as above.
     """
-    if x.dim() == 2:
-        options = (bias, activation, cache_seqlens, conv_state_indices)
-        return causal_conv1d_update(x[..., None], conv_state, weight, *options).squeeze(-1)
-    has_silu = _has_silu("causal_conv1d_update", activation)
-    (batch, D, L), K, S = x.shape, weight.shape[-1], conv_state.shape[-1]
-    state = (conv_state, (batch if conv_state_indices is None else None, D, S))
-    check("causal_conv1d_update", x=(x, None), conv_state=state, weight=(weight, (D, K)), bias=(bias, (D,)))
+    tokens = x[..., None] if x.dim() == 2 else x
+    rows = torch.arange(len(x), device=x.device) if conv_state_indices is None else conv_state_indices.long()
+    state = (conv_state, "BDS" if conv_state_indices is None else "RDS")
+    check("causal_conv1d_update", x=(tokens, "BDL"), conv_state=state, weight=(weight, "DK"))
+    L, K, S = tokens.shape[2], weight.shape[1], conv_state.shape[2]
     if S < K - 1:
         raise ValueError(f"causal_conv1d_update: conv_state has {S} tokens, expected the {K - 1} before a token")
-    rows = torch.arange(batch, device=x.device) if conv_state_indices is None else conv_state_indices.long()
-    is_used, start = (rows >= 0)[:, None, None], 0 if cache_seqlens is None else cache_seqlens[:, None, None].long()
-    places = torch.arange(S, device=x.device).expand(batch, D, S)
-    kept = conv_state[rows.clamp(min=0)]
-    tokens = torch.cat([kept.gather(2, (places + start) % S), x.to(kept.dtype)], -1)  # from the oldest
-    end = 0 if cache_seqlens is None else start + L
-    kept = kept.scatter(2, (places + end) % S, tokens[..., -S:])
-    conv_state[rows[is_used.flatten()]] = kept[is_used.flatten()]
-    y = _convolve(tokens[..., S - K + 1 :], weight, bias)
-    return torch.where(is_used, F.silu(y) if has_silu else y, 0).to(x.dtype)
-
-
-def _has_silu(function: str, activation: str | None) -> bool:
-    if activation not in (None, "silu", "swish"):
-        raise NotImplementedError(f"{function}: activation is {activation!r}, expected None, 'silu' or 'swish'")
-    return activation is not None
-
-
-def _convolve(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    dtype = torch.promote_types(tokens.dtype, weight.dtype)
-    bias = None if bias is None else bias.to(dtype)
-    return F.conv1d(tokens.to(dtype), weight[:, None].to(dtype), bias, groups=len(weight))
+    kept, is_used = conv_state[rows.clamp(min=0)], rows >= 0
+    start, end = (0, 0) if cache_seqlens is None else (n + cache_seqlens[:, None, None].long() for n in (0, L))
+    places = torch.arange(S, device=x.device).expand(kept.shape)
+    kept = kept.gather(2, (places + start) % S)  # from the oldest
+    y = causal_conv1d_fn(tokens, weight, bias, None, kept[..., S - K + 1 :], activation=activation)
+    kept = kept.scatter(2, (places + end) % S, torch.cat([kept, tokens.to(kept.dtype)], -1)[..., -S:])
+    conv_state[rows[is_used]] = kept[is_used]
+    return torch.where(is_used[:, None, None], y, 0).view(x.shape)

@@ -7,42 +7,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops import mamba_inner, rms_norm, scan
+from ..ops import mamba_inner, rms_norm
 from ..ops.validate import MAX_CONV, MAX_STATE
 from .causal_conv1d import causal_conv1d_fn
 from .norms import RMSNorm, layer_norm_fn
-from .selective_scan import check, selective_scan_fn, without_autocast
+from .selective_scan import check, selective_scan_fn
 
 
 def mamba_inner_fn_no_out_proj(
     xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, B=None, C=None, D=None, delta_bias=None,
     B_proj_bias=None, C_proj_bias=None, delta_softplus=True, checkpoint_lvl=1, b_rms_weight=None, c_rms_weight=None,
-    dt_rms_weight=None, b_c_dt_rms_eps=1e-6
+    dt_rms_weight=None, b_c_dt_rms_eps=1e-6, *, A_b=None
 ) -> Tensor:  # fmt: skip
     """Convolution, projections, scan and gate of `mamba_ssm`, by `vilonghorn.ops.mamba_inner` where that has the form.
 
     xz is (batch, 2D, L), conv1d_weight (D, 1, K), x_proj_weight (R + 2N, D), delta_proj_weight (D, R), A (D, N), and
-    conv1d_bias, D and delta_bias are (D,) or None. Constant B and C, (D, N), take the place of the rows of
-    x_proj_weight. B_proj_bias, C_proj_bias (N,) are added to keys and queries, RMSNorms with b_rms_weight, c_rms_weight
-    (N,) and dt_rms_weight (R,) follow. `checkpoint_lvl` changes nothing. Returns (batch, D, L); raises as
-    `selective_scan_fn`.
+    conv1d_bias, D and delta_bias are (D,) or None. Constant B and C, (D, N), take the place of rows of x_proj_weight.
+    B_proj_bias, C_proj_bias (N,) are added to keys and queries, RMSNorms with b_rms_weight, c_rms_weight (N,) and
+    dt_rms_weight (R,) follow. With A_b the result of the other direction is added. `checkpoint_lvl` changes nothing.
+    Returns (batch, D, L); raises as `selective_scan_fn`.
     """
-    check("mamba_inner_fn", xz=(xz, (None,) * 3), conv1d_weight=(conv1d_weight, (None, 1, None)), A=(A, (None, None)))
-    (D_inner, N), R, norms = A.shape, delta_proj_weight.shape[1], (b_rms_weight, c_rms_weight, dt_rms_weight)
-    is_plain = delta_softplus and all(t is None for t in (B, C, B_proj_bias, C_proj_bias, *norms))
+    shapes = dict(xz=(xz, "BEL"), conv1d_weight=(conv1d_weight, ("D", 1, "K")), A=(A, "DN"), A_b=(A_b, "DN"))
+    check("mamba_inner_fn", **shapes)
+    (size, N), R, norms = A.shape, delta_proj_weight.shape[1], (b_rms_weight, c_rms_weight, dt_rms_weight)
+    is_plain = delta_softplus and all(t is None for t in (A_b, B, C, B_proj_bias, C_proj_bias, *norms))
     if is_plain and N <= MAX_STATE and conv1d_weight.shape[2] <= MAX_CONV:
-        conv_bias, D, delta_bias = (A.new_zeros(D_inner) if t is None else t for t in (conv1d_bias, D, delta_bias))
+        conv_bias, D, delta_bias = (A.new_zeros(size) if t is None else t for t in (conv1d_bias, D, delta_bias))
         weights = (conv1d_weight[:, 0], conv_bias, x_proj_weight, delta_proj_weight, delta_bias, A, D)
         return mamba_inner(xz.mT, *(t[None] for t in weights), rule="mamba", reverse=(False,)).mT
     x, z = xz.chunk(2, 1)
     x = causal_conv1d_fn(x, conv1d_weight[:, 0], conv1d_bias, activation="silu")
     rows = F.linear(x.mT, x_proj_weight)
-    of_input = [rows[..., R : R + N] if B is None else None, rows[..., -N:] if C is None else None, rows[..., :R]]
-    biases = (B_proj_bias, C_proj_bias, None)
-    of_input = [t if t is None or bias is None else t + bias for t, bias in zip(of_input, biases)]
-    k, q, dt = (t if t is None or w is None else rms_norm(t, w, b_c_dt_rms_eps) for t, w in zip(of_input, norms))
-    keys = (k.mT if B is None else B, q.mT if C is None else C)
-    return selective_scan_fn(x, F.linear(dt, delta_proj_weight).mT, A, *keys, D, z, delta_bias, delta_softplus)
+
+    def normed(t: Tensor, bias: Tensor | None, weight: Tensor | None) -> Tensor:
+        t = t if bias is None else t + bias
+        return t if weight is None else rms_norm(t, weight, b_c_dt_rms_eps)
+
+    delta = F.linear(normed(rows[..., :R], None, dt_rms_weight), delta_proj_weight).mT
+    B = normed(rows[..., R : R + N], B_proj_bias, b_rms_weight).mT if B is None else B
+    C = normed(rows[..., -N:], C_proj_bias, c_rms_weight).mT if C is None else C
+    others = (B, C, D, z, delta_bias, delta_softplus)
+    y = selective_scan_fn(x, delta, A, *others)
+    return y if A_b is None else y + selective_scan_fn(x, delta, A_b, *others, reverse=True)
 
 
 def mamba_inner_fn(
@@ -54,35 +60,21 @@ def mamba_inner_fn(
 
 
 def bimamba_inner_fn(
-    xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, A_b, B=None,
-    C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True
+    xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, A_b, *others,
+    **options
 ) -> Tensor:  # fmt: skip
     """Vim's `mamba_inner_fn` in two directions, added, which share the weights but decay rates A and A_b."""
-    check("bimamba_inner_fn", xz=(xz, (None,) * 3), A=(A, (None, None)), A_b=(A_b, A.shape))
-    if not delta_softplus or A.shape[1] > MAX_STATE or any(t is not None for t in (B, C, B_proj_bias, C_proj_bias)):
-        raise NotImplementedError(f"bimamba_inner_fn: expected softplus, N up to {MAX_STATE}, B, C and biases None")
-    R, N = delta_proj_weight.shape[1], A.shape[1]
-    x, z = xz.chunk(2, 1)
-    x = causal_conv1d_fn(x, conv1d_weight[:, 0], conv1d_bias, activation="silu").mT
-    dt, keys, queries = F.linear(x, x_proj_weight).split((R, N, N), -1)
-    both = [t.expand(2, *t.shape) for t in (x, F.linear(dt, delta_proj_weight), keys, queries)]
-    D, delta_bias = (None if t is None else t.expand(2, -1) for t in (D, delta_bias))
-    options: dict[str, Any] = dict(rule="mamba", reverse=(False, True), reduce="mean")
-    with without_autocast(x):
-        y = scan(*both, z=z.mT, A=torch.stack([A, A_b]), D=D, dt_bias=delta_bias, **options)
-    return F.linear(2 * y, out_proj_weight, out_proj_bias)
+    weights = (conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A)
+    return mamba_inner_fn(xz, *weights, *others, A_b=A_b, **options)
 
 
 class Mamba(nn.Module):
     """`mamba_ssm.modules.mamba_simple.Mamba` with its names of parameters, and those of its forks.
 
-    Args:
-        d_model: width of the tokens, (batch, L, d_model), by `expand` D. d_state: N. d_conv: K. dt_rank: R.
-        dt_min, dt_max, dt_init, dt_scale, dt_init_floor: of the initial steps. conv_bias, bias: whether there are any.
-        bimamba_type: "none", "v1" (`bimamba_inner_fn`) or "v2", weights for each direction (VideoMamba: `bimamba`).
-        if_divide_out: whether the sum of "v2" is halved (LocalMamba: `if_devide_out`).
-        init_layer_scale: initial value of `gamma`, which multiplies the result. Default: none.
-        use_fast_path, layer_idx: change nothing.
+    It has D = `expand` * `d_model` channels, N = `d_state`, K = `d_conv` taps and rank R = `dt_rank`; `dt_...` are of
+    the initial steps. `bimamba_type` is "none", "v1" (`bimamba_inner_fn`) or "v2", weights for each direction
+    (VideoMamba: `bimamba`), whose sum `if_divide_out` halves (LocalMamba: `if_devide_out`). `init_layer_scale` is the
+    initial value of `gamma`, which multiplies the result (default: none). use_fast_path, layer_idx change nothing.
     """
 
     def __init__(
@@ -105,57 +97,51 @@ class Mamba(nn.Module):
         for suffix in ("", "_b") if self.bimamba_type == "v2" else ("",):
             conv1d = nn.Conv1d(D, D, d_conv, padding=d_conv - 1, groups=D, bias=conv_bias, **where)
             x_proj, dt_proj = nn.Linear(D, R + 2 * d_state, bias=False, **where), nn.Linear(R, D, **where)
-            with torch.no_grad():
-                spread = R**-0.5 * dt_scale
-                dt_proj.weight.fill_(spread) if dt_init == "constant" else dt_proj.weight.uniform_(-spread, spread)
-                dt_proj.bias.copy_(initial_steps(D, dt_min, dt_max, dt_init_floor, device))
-            dt_proj.bias._no_reinit = True
-            skip = without_decay(torch.ones(D, device=device))
+            spread = R**-0.5 * dt_scale
+            nn.init.uniform_(dt_proj.weight, spread if dt_init == "constant" else -spread, spread)
+            steps = initial_steps(D, dt_min, dt_max, dt_init_floor, device)
+            dt_proj.bias = parameter(steps.to(dtype), "_no_reinit")
+            skip = parameter(torch.ones(D, device=device))
             for name, part in dict(conv1d=conv1d, x_proj=x_proj, dt_proj=dt_proj, D=skip).items():
                 setattr(self, name + suffix, part)
         for name in ("A_log",) if self.bimamba_type == "none" else ("A_log", "A_b_log"):
             rates = torch.arange(1, d_state + 1, dtype=torch.float32, device=device).log()
-            setattr(self, name, without_decay(rates.repeat(D, 1)))
+            setattr(self, name, parameter(rates.repeat(D, 1)))
         self.out_proj = nn.Linear(D, d_model, bias=bias, **where)
 
     def forward(self, hidden_states: Tensor, inference_params: Any = None, T: int = 1) -> Tensor:
         """Mixes tokens, (batch, L, d_model). T changes nothing. `inference_params` (generation) must be None."""
         if inference_params is not None:
-            raise NotImplementedError(
-                "Mamba: inference_params is given, but generation token by token is not supported"
-            )
-        xz, A = self.in_proj(hidden_states), [-torch.exp(self.A_log.float())]
-        if self.bimamba_type != "none":
-            A.append(-torch.exp(self.A_b_log.float()))
-        conv, conv_bias, x_proj, dt_proj, dt_bias, D = self._weights("")
+            raise NotImplementedError("Mamba: inference_params is given: generation token by token is not supported")
+        xz, (*weights, dt_bias, A, D) = self.in_proj(hidden_states), self._weights("")
         if self.bimamba_type == "v2":
-            weights = [torch.stack(pair) for pair in zip(self._weights(""), self._weights("_b"))]
-            y = mamba_inner(xz, weights[0][:, :, 0], *weights[1:5], torch.stack(A), weights[5], rule="mamba")
+            pairs = [torch.stack(pair) for pair in zip(self._weights(""), self._weights("_b"))]
+            y = mamba_inner(xz, pairs[0][:, :, 0], *pairs[1:], rule="mamba")
             out = self.out_proj(y if self.if_divide_out else 2 * y)
         else:
-            function = bimamba_inner_fn if self.bimamba_type == "v1" else mamba_inner_fn
-            weights = (conv, conv_bias, x_proj, dt_proj, self.out_proj.weight, self.out_proj.bias)
-            out = function(xz.mT, *weights, *A, D=D, delta_bias=dt_bias)
+            weights += [self.out_proj.weight, self.out_proj.bias, A]
+            A_b = -torch.exp(self.A_b_log.float()) if self.bimamba_type == "v1" else None
+            out = mamba_inner_fn(xz.mT, *weights, A_b=A_b, D=D, delta_bias=dt_bias)
         return out if self.gamma is None else out * self.gamma
 
     def _weights(self, suffix: str) -> list[Tensor]:
         conv, x_proj, dt_proj = (getattr(self, name + suffix) for name in ("conv1d", "x_proj", "dt_proj"))
         conv_bias = conv.weight.new_zeros(self.d_inner) if conv.bias is None else conv.bias
-        D = getattr(self, "D" + suffix).float()
-        return [conv.weight, conv_bias, x_proj.weight, dt_proj.weight, dt_proj.bias.float(), D]
+        A, D = -torch.exp(getattr(self, f"A{suffix}_log").float()), getattr(self, f"D{suffix}").float()
+        return [conv.weight, conv_bias, x_proj.weight, dt_proj.weight, dt_proj.bias.float(), A, D]
 
 
-def initial_steps(size: int, least: float, most: float, floor: float, device: Any = None) -> Tensor:
+def initial_steps(size: int, least: float, most: float, floor: float, device: Any) -> Tensor:
     """Biases of dt whose softplus is between `least` and `most`, uniform in its logarithm."""
     dt = torch.exp(torch.rand(size, device=device) * math.log(most / least) + math.log(least)).clamp(min=floor)
     return dt + torch.log(-torch.expm1(-dt))
 
 
-def without_decay(value: Tensor) -> nn.Parameter:
-    """A parameter that public code knows to leave without weight decay."""
-    parameter = nn.Parameter(value)
-    parameter._no_weight_decay = True
-    return parameter
+def parameter(value: Tensor, mark: str = "_no_weight_decay") -> nn.Parameter:
+    """A parameter with a mark that public code knows: without weight decay, or not to be initialised again."""
+    made = nn.Parameter(value)
+    setattr(made, mark, True)
+    return made
 
 
 class Block(nn.Module):

@@ -9,37 +9,34 @@ from .selective_scan import check
 
 
 def layer_norm_fn(
-    x, weight, bias, residual=None, *, eps=1e-6, dropout_p=0.0, prenorm=False, residual_in_fp32=False,
-    is_rms_norm=False, **others
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    x, weight, bias, residual=None, *, eps=1e-6, prenorm=False, residual_in_fp32=False, is_rms_norm=False, **others
+) -> Tensor | tuple[Tensor, Tensor]:
     """`layer_norm_fn` of `mamba_ssm`, LayerNorm or RMSNorm; what follows `residual` is given by name.
 
     x is (..., C), weight and bias (C,) or None. `residual`, like x, is added before the norm; `prenorm` returns the sum
-    too, of its dtype, without one of x's, or float32 with `residual_in_fp32`. Returns as x. Of `others`, x1, weight1,
-    bias1, rowscale and return_dropout_mask raise NotImplementedError.
+    too, of its dtype, without one of x's, or float32 with `residual_in_fp32`. Returns as x. Of `others`, `dropout_p` is
+    for x; x1, weight1, bias1, rowscale and return_dropout_mask raise NotImplementedError.
     """
+    dropout_p = others.pop("dropout_p", 0.0)
     if given := [name for name, value in others.items() if value is not None and value is not False]:
         raise NotImplementedError(f"layer_norm_fn: {', '.join(given)} is not supported; give none")
     C = x.shape[-1:]
-    check("layer_norm_fn", x=(x, None), weight=(weight, C), bias=(bias, C), residual=(residual, x.shape))
-    dtype = (x if residual is None else residual).dtype
-    dtype = torch.promote_types(dtype, torch.float32) if residual is None and residual_in_fp32 else dtype
+    check("layer_norm_fn", x=(x, x.shape), weight=(weight, C), bias=(bias, C), residual=(residual, x.shape))
     total = (F.dropout(x, dropout_p) if dropout_p else x).to(torch.promote_types(x.dtype, torch.float32))
     total = total if residual is None else total + residual
-    y = _norm(total, weight, bias, eps, is_rms_norm).to(x.dtype)
-    return (y, total.to(dtype)) if prenorm else y
+    weight, bias = weight.to(total.dtype), None if bias is None else bias.to(total.dtype)
+    if is_rms_norm:
+        y = rms_norm(total, weight, eps)
+        y = y if bias is None else y + bias
+    else:
+        y = F.layer_norm(total, weight.shape, weight, bias, eps)
+    dtype = residual.dtype if residual is not None else total.dtype if residual_in_fp32 else x.dtype
+    return (y.to(x.dtype), total.to(dtype)) if prenorm else y.to(x.dtype)
 
 
 def rms_norm_fn(x, weight, bias, residual=None, **options) -> Tensor | tuple[Tensor, Tensor]:
     """`layer_norm_fn` with is_rms_norm=True."""
     return layer_norm_fn(x, weight, bias, residual, is_rms_norm=True, **options)
-
-
-def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, is_rms_norm: bool) -> Tensor:
-    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    if not is_rms_norm:
-        return F.layer_norm(x, weight.shape, weight, bias, eps)
-    return rms_norm(x, weight, eps) if bias is None else rms_norm(x, weight, eps) + bias
 
 
 class RMSNorm(nn.Module):
@@ -63,7 +60,7 @@ def rmsnorm_fn(x, weight, bias, z=None, eps=1e-6, group_size=None, norm_before_g
     x and z are (..., C), weight and bias (C,) or None; z may be None. Returns as x.
     """
     C = x.shape[-1:]
-    check("rmsnorm_fn", x=(x, None), weight=(weight, C), bias=(bias, C), z=(z, x.shape))
+    check("rmsnorm_fn", x=(x, x.shape), weight=(weight, C), bias=(bias, C), z=(z, x.shape))
     y = x.to(torch.promote_types(x.dtype, torch.float32))
     gate = 1 if z is None else F.silu(z.to(y.dtype))
     y = (y if norm_before_gate else y * gate).unflatten(-1, (-1, group_size or C[0]))

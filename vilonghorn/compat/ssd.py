@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .causal_conv1d import causal_conv1d_fn
-from .mamba import initial_steps, without_decay
+from .mamba import initial_steps, parameter
 from .norms import GatedRMSNorm, rmsnorm_fn
-from .selective_scan import check, selective_scan_fn
+from .selective_scan import check, check_groups, selective_scan_fn
 
 NO_LIMIT = (0.0, float("inf"))
 
@@ -26,23 +26,21 @@ def mamba_chunk_scan_combined(
     """
     if seq_idx is not None or cu_seqlens is not None or return_varlen_states:
         raise NotImplementedError("mamba_chunk_scan_combined: packed sequences (seq_idx, cu_seqlens) are not supported")
-    check("mamba_chunk_scan_combined", x=(x, (None,) * 4), B=(B, (None,) * 4), D=(D, None))
-    (batch, L, H, P), N = x.shape, B.shape[3]
-    D = D if D is None or D.dim() == 2 else D[:, None].expand(-1, P)
-    shapes = dict(dt=(dt, (batch, L, H)), A=(A, (H,)), C=(C, B.shape), D=(D, (H, P)), dt_bias=(dt_bias, (H,)))
-    shapes |= dict(initial_states=(initial_states, (batch, H, P, N)))
-    check("mamba_chunk_scan_combined", x=(x, x.shape), B=(B, (batch, L, None, N)), z=(z, x.shape), **shapes)
-    if H % B.shape[2]:
-        raise ValueError(f"mamba_chunk_scan_combined: B has {B.shape[2]} groups, expected a divisor of the {H} heads")
+    shapes = dict(x=(x, "BLHP"), dt=(dt, "BLH"), A=(A, "H"), B=(B, "BLGN"), C=(C, "BLGN"), z=(z, "BLHP"))
+    shapes |= dict(D=(D, "HP" if getattr(D, "ndim", 1) == 2 else "H"), initial_states=(initial_states, "BHPN"))
+    check("mamba_chunk_scan_combined", **shapes, dt_bias=(dt_bias, "H"))
+    (H, P), (G, N) = x.shape[2:], B.shape[2:]
+    check_groups("mamba_chunk_scan_combined", H, "heads", B=G)
     if not dt_softplus or tuple(dt_limit) != NO_LIMIT:
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32))
         dt = dt if dt_bias is None else dt + dt_bias
         dt, dt_bias, dt_softplus = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit), None, False
     u, z = (None if t is None else t.flatten(2).mT for t in (x, z))
-    D, keys = None if D is None else D.flatten(), (B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1))
+    D = D if D is None else D.flatten() if D.dim() == 2 else D.repeat_interleave(P)
     A = A[:, None, None].expand(H, P, N).flatten(0, 1)
     state = None if initial_states is None else initial_states.flatten(1, 2)
-    y = selective_scan_fn(u, dt.mT, A, *keys, D, z, dt_bias, dt_softplus, return_final_states, state=state)
+    weights = (A, B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1), D, z, dt_bias, dt_softplus, return_final_states)
+    y = selective_scan_fn(u, dt.mT, *weights, state=state)
     y, *final = y if return_final_states else (y,)
     y = y.mT.unflatten(2, (H, P))
     return (y, *(state.unflatten(1, (H, P)) for state in final)) if return_final_states else y
@@ -58,7 +56,7 @@ def mamba_split_conv1d_scan_combined(
     zxbcdt is (batch, L, 2E + 2D + 2GN + H): E gated values, z, x, keys, queries and steps; conv1d_weight (D + 2GN, K),
     rmsnorm_weight (D,) or None, outproj_weight (dim, D + E) or None. The others are as above.
     """
-    check("mamba_split_conv1d_scan_combined", zxbcdt=(zxbcdt, (None,) * 3), A=(A, (None,)), D=(D, None))
+    check("mamba_split_conv1d_scan_combined", zxbcdt=(zxbcdt, "BLE"), A=(A, "H"), D=(D, D.shape))
     H, P = len(A), headdim or D.shape[-1]
     dim, keys = H * P, (conv1d_weight.shape[0] - H * P) // 2
     extra = (zxbcdt.shape[-1] - 2 * dim - 2 * keys - H) // 2
@@ -100,9 +98,9 @@ class Mamba2(nn.Module):
         self.conv1d = nn.Conv1d(width, width, d_conv, padding=d_conv - 1, groups=width, bias=conv_bias, **where)
         if conv_init is not None:
             nn.init.uniform_(self.conv1d.weight, -conv_init, conv_init)
-        self.dt_bias = without_decay(initial_steps(H, dt_min, dt_max, dt_init_floor, device).to(dtype))
-        self.A_log = without_decay(torch.empty(H, device=device).uniform_(*A_init_range).log().to(dtype))
-        self.D = without_decay(torch.ones(D if D_has_hdim else H, device=device))
+        self.dt_bias = parameter(initial_steps(H, dt_min, dt_max, dt_init_floor, device).to(dtype))
+        self.A_log = parameter(torch.empty(H, device=device).uniform_(*A_init_range).log().to(dtype))
+        self.D = parameter(torch.ones(D if D_has_hdim else H, device=device))
         self.norm = GatedRMSNorm(D, 1e-5, D // ngroups, norm_before_gate, **where) if rmsnorm else None
         self.out_proj = nn.Linear(expand * d_model, d_model, bias=bias, **where)
 
