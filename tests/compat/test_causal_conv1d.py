@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vilonghorn.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from vilonghorn.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, conv_bwd, conv_fwd
 
 
 def inputs(batch=2, dim=5, length=7, taps=4, seed=0):
@@ -41,6 +41,35 @@ def test_the_activation_may_be_the_fourth_argument_and_the_states_have_a_place()
     out = torch.empty_like(states)
     _, final = causal_conv1d_fn(x, weight, bias, return_final_states=True, final_states_out=out)
     assert final is out and torch.equal(out, x[..., -3:])
+
+
+@pytest.mark.parametrize("others, place", [((), ()), ((None,), ()), ((None,) * 3, (False,))])  # 1.0, 1.1 and 1.2
+@pytest.mark.parametrize("has_silu", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_extension_of_each_version_has_the_values_and_gradients_of_sums(others, place, has_silu, has_bias):
+    x, weight, bias, dout = *list(inputs(length=4).values())[:3], torch.randn(2, 5, 4)
+    given = [t.double().requires_grad_() for t in (x, weight, bias)[: 2 + has_bias]]
+    expected = plain.causal_conv1d(*given, activation="silu" if has_silu else None)
+    bias, expected_grads = bias if has_bias else None, torch.autograd.grad(expected, given, dout.double())
+    plain.close(conv_fwd(x, weight, bias, *others, has_silu), expected)
+    halves = torch.zeros(2, 10, 4)
+    grads = conv_bwd(x, weight, bias, dout, *others, halves[:, 5:], *place, has_silu)
+    assert grads[0].data_ptr() == halves[:, 5:].data_ptr()  # the place that was given
+    for grad, wanted in zip(grads, expected_grads):
+        plain.close(grad, wanted)
+    assert len(grads) == 3 + len(place) and (has_bias or grads[2] is None)
+    assert conv_bwd(x, weight, bias, dout, *others, None, *place, has_silu)[0].equal(grads[0])
+
+
+def test_the_extension_takes_states_forward_but_not_backward():
+    x, weight, bias, states = inputs().values()
+    final = torch.empty_like(states)
+    assert conv_fwd(x, weight, bias, None, states, final, True).equal(
+        causal_conv1d_fn(x, weight, bias, initial_states=states, activation="silu")
+    )
+    assert final.equal(x[..., -3:])
+    with pytest.raises(NotImplementedError, match="causal_conv1d_bwd: expected seq_idx and states None"):
+        conv_bwd(x, weight, bias, x, None, states, None, None, False, True)
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])

@@ -78,6 +78,7 @@ NAMES = {
 }
 NAMES |= {"out_proj.weight"}
 OF_V2 = {"conv1d_b.weight", "conv1d_b.bias", "x_proj_b.weight", "dt_proj_b.weight", "dt_proj_b.bias", "A_b_log", "D_b"}
+OF_V3 = OF_V2 | {name.replace("_b", "_s") for name in OF_V2}
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,7 @@ OF_V2 = {"conv1d_b.weight", "conv1d_b.bias", "x_proj_b.weight", "dt_proj_b.weigh
         (dict(bimamba_type="v2", if_divide_out=True, init_layer_scale=0.1), NAMES | OF_V2 | {"gamma"}),
         (dict(bimamba_type="v2", if_devide_out=True, layer_idx=3), NAMES | OF_V2),
         (dict(bimamba=True), NAMES | OF_V2),
+        (dict(bimamba_type="v3", nslices=3), NAMES | OF_V3),
     ],
 )
 def test_the_mixer_has_the_parameters_of_its_forks_and_their_values(options, names):
@@ -115,6 +117,10 @@ def test_the_mixer_has_the_parameters_of_its_forks_and_their_values(options, nam
         if A_b is not None and not is_v1:
             y = y + inner(xz.flip(-1), "_b", A_b).flip(-1)
             y = y / 2 if mixer.if_divide_out else y
+        if "A_s_log" in p:  # the first token of each of three slices, then the second
+            order = [0, 3, 6, 1, 4, 7, 2, 5, 8]
+            y_s = inner(xz[..., order], "_s", -p["A_s_log"].exp())
+            y = y + y_s[..., [order.index(i) for i in range(L)]]
         return (y.mT @ p["out_proj.weight"].mT + p.get("out_proj.bias", 0)) * p.get("gamma", 1)
 
     x = torch.randn(2, L, 8)
@@ -132,8 +138,10 @@ def test_the_mixer_compiles_and_exports_in_one_graph():
 
 
 def test_what_the_mixer_has_not_has_a_sentence():
-    with pytest.raises(NotImplementedError, match="bimamba_type is 'v3'"):
-        mamba.Mamba(8, bimamba_type="v3")
+    with pytest.raises(NotImplementedError, match="bimamba_type is 'v4'"):
+        mamba.Mamba(8, bimamba_type="v4")
+    with pytest.raises(ValueError, match="9 tokens, expected a multiple of nslices=5"):
+        mamba.Mamba(8, bimamba_type="v3")(torch.zeros(1, 9, 8))
     with pytest.raises(NotImplementedError, match="generation token by token"):
         mamba.Mamba(8)(torch.zeros(1, 2, 8), inference_params=object())
     with pytest.raises(NotImplementedError, match="A is complex"):

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from . import patches as _patches
-from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update, conv_bwd, conv_fwd
 from .mamba import Block, Mamba, bimamba_inner_fn, mamba_inner_fn, mamba_inner_fn_no_out_proj
 from .norms import GatedRMSNorm, RMSNorm, layer_norm_fn, rms_norm_fn, rmsnorm_fn
 from .selective_scan import cuda_bwd, cuda_fwd, selective_scan_fn, selective_state_update, vmamba_bwd, vmamba_fwd
@@ -44,7 +44,7 @@ MODULES: dict[str, tuple] = {
     "causal_conv1d": _conv,
     "causal_conv1d.causal_conv1d_interface": _conv,
     "causal_conv1d.causal_conv1d_varlen": ("causal_conv1d_varlen_states", "causal_conv1d_varlen_states_ref"),
-    "causal_conv1d_cuda": ("causal_conv1d_fwd", "causal_conv1d_bwd", "causal_conv1d_update"),
+    "causal_conv1d_cuda": (dict(causal_conv1d_fwd=conv_fwd, causal_conv1d_bwd=conv_bwd), "causal_conv1d_update"),
     "selective_scan_cuda": (dict(fwd=cuda_fwd, bwd=cuda_bwd),),
     "selective_scan_cuda_core": (_vmamba,),
     "selective_scan_cuda_oflex": (_vmamba,),

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops import conv_silu
-from .selective_scan import check, without_autocast
+from .selective_scan import check, gradients, leaves, without_autocast
 
 
 def causal_conv1d_fn(
@@ -76,3 +76,31 @@ def causal_conv1d_update(
     kept = kept.scatter(2, (places + end) % S, torch.cat([kept, tokens.to(kept.dtype)], -1)[..., -S:])
     conv_state[rows[is_used]] = kept[is_used]
     return torch.where(is_used[:, None, None], y, 0).view(x.shape)
+
+
+def conv_fwd(x, weight, bias, *others) -> Tensor:
+    """`causal_conv1d_fwd` of `causal_conv1d_cuda` before version 1.5, which forks of `mamba_ssm` call.
+
+    The last of `others` is whether SiLU follows; before it come, by version, seq_idx, initial_states, final_states_out.
+    """
+    *states, has_silu = others
+    seq_idx, start, last = [*states, None, None, None][:3]
+    y = causal_conv1d_fn(x, weight, bias, seq_idx, start, last is not None, last, "silu" if has_silu else None)
+    return y if last is None else y[0]
+
+
+def conv_bwd(x, weight, bias, dout, *others) -> list[Tensor | None]:
+    """`causal_conv1d_bwd` of the same: gradients of x (into `dx` if given), weight, bias, and None of the states.
+
+    `others` are, by version, dx, or seq_idx and dx, or seq_idx, initial_states, dfinal_states, dx and
+    return_dinitial_states; then whether SiLU follows. Raises NotImplementedError for seq_idx and states.
+    """
+    *others, has_silu = others
+    count = min(len(others) - 1, 3)
+    if any(t is not None for t in others[:count]):
+        raise NotImplementedError("causal_conv1d_bwd: expected seq_idx and states None, whose gradients it has not")
+    given = leaves(x, weight, bias)
+    with torch.enable_grad():
+        y = causal_conv1d_fn(*given, activation="silu" if has_silu else None)
+    first, *grads = gradients([y], given, [dout])
+    return [first if others[count] is None else others[count].copy_(first), *grads, *[None] * (count // 3)]

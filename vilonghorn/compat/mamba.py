@@ -1,4 +1,4 @@
-"""The mixer `Mamba` of `mamba_ssm` and of the forks of Vim, LocalMamba and VideoMamba, its functions and its block."""
+"""The mixer `Mamba` of `mamba_ssm` and of the forks of Vim, LocalMamba, VideoMamba and SegMamba; its functions."""
 
 import math
 from typing import Any
@@ -73,28 +73,29 @@ class Mamba(nn.Module):
 
     It has D = `expand` * `d_model` channels, N = `d_state`, K = `d_conv` taps and rank R = `dt_rank`; `dt_...` are of
     the initial steps. `bimamba_type` is "none", "v1" (`bimamba_inner_fn`) or "v2", weights for each direction
-    (VideoMamba: `bimamba`), whose sum `if_divide_out` halves (LocalMamba: `if_devide_out`). `init_layer_scale` is the
-    initial value of `gamma`, which multiplies the result (default: none). use_fast_path, layer_idx change nothing.
+    (VideoMamba: `bimamba`), whose sum `if_divide_out` halves (LocalMamba: `if_devide_out`). SegMamba's "v3" adds a
+    third order, the first token of each of `nslices` slices, then the second. `init_layer_scale` is the initial value
+    of `gamma`, which multiplies the result (default: none). use_fast_path, layer_idx change nothing.
     """
 
     def __init__(
         self, d_model, d_state=16, d_conv=4, expand=2, dt_rank="auto", dt_min=0.001, dt_max=0.1, dt_init="random",
         dt_scale=1.0, dt_init_floor=1e-4, conv_bias=True, bias=False, use_fast_path=True, layer_idx=None, device=None,
         dtype=None, bimamba_type="none", if_divide_out=False, init_layer_scale=None, *, if_devide_out=False,
-        bimamba=False
+        bimamba=False, nslices=5
     ):  # fmt: skip
         super().__init__()
         self.bimamba_type = "v2" if bimamba else bimamba_type or "none"
-        if self.bimamba_type not in ("none", "v1", "v2") or dt_init not in ("random", "constant"):
+        if self.bimamba_type not in ("none", "v1", "v2", "v3") or dt_init not in ("random", "constant"):
             raise NotImplementedError(f"Mamba: bimamba_type is {bimamba_type!r} and dt_init {dt_init!r}")
         self.d_model, self.d_state, self.d_conv, self.expand = d_model, d_state, d_conv, expand
         self.dt_rank = R = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
         self.d_inner = D = int(expand * d_model)
-        self.layer_idx, self.if_divide_out = layer_idx, if_divide_out or if_devide_out
+        self.layer_idx, self.nslices, self.if_divide_out = layer_idx, nslices, if_divide_out or if_devide_out
         where: dict[str, Any] = dict(device=device, dtype=dtype)
         self.gamma = None if init_layer_scale is None else nn.Parameter(torch.full((d_model,), float(init_layer_scale)))
         self.in_proj = nn.Linear(d_model, 2 * D, bias=bias, **where)
-        for suffix in ("", "_b") if self.bimamba_type == "v2" else ("",):
+        for suffix in ("", "_b", "_s")[: dict(v2=2, v3=3).get(self.bimamba_type, 1)]:
             conv1d = nn.Conv1d(D, D, d_conv, padding=d_conv - 1, groups=D, bias=conv_bias, **where)
             x_proj, dt_proj = nn.Linear(D, R + 2 * d_state, bias=False, **where), nn.Linear(R, D, **where)
             spread = R**-0.5 * dt_scale
@@ -104,7 +105,7 @@ class Mamba(nn.Module):
             skip = parameter(torch.ones(D, device=device))
             for name, part in dict(conv1d=conv1d, x_proj=x_proj, dt_proj=dt_proj, D=skip).items():
                 setattr(self, name + suffix, part)
-        for name in ("A_log",) if self.bimamba_type == "none" else ("A_log", "A_b_log"):
+        for name in ("A_log", "A_b_log", "A_s_log")[: dict(none=1, v3=3).get(self.bimamba_type, 2)]:
             rates = torch.arange(1, d_state + 1, dtype=torch.float32, device=device).log()
             setattr(self, name, parameter(rates.repeat(D, 1)))
         self.out_proj = nn.Linear(D, d_model, bias=bias, **where)
@@ -114,15 +115,24 @@ class Mamba(nn.Module):
         if inference_params is not None:
             raise NotImplementedError("Mamba: inference_params is given: generation token by token is not supported")
         xz, (*weights, dt_bias, A, D) = self.in_proj(hidden_states), self._weights("")
-        if self.bimamba_type == "v2":
+        if self.bimamba_type in ("v2", "v3"):
             pairs = [torch.stack(pair) for pair in zip(self._weights(""), self._weights("_b"))]
             y = mamba_inner(xz, pairs[0][:, :, 0], *pairs[1:], rule="mamba")
-            out = self.out_proj(y if self.if_divide_out else 2 * y)
+            y = y if self.if_divide_out else 2 * y
+            out = self.out_proj(y + self._by_slice(xz) if self.bimamba_type == "v3" else y)
         else:
             weights += [self.out_proj.weight, self.out_proj.bias, A]
             A_b = -torch.exp(self.A_b_log.float()) if self.bimamba_type == "v1" else None
             out = mamba_inner_fn(xz.mT, *weights, A_b=A_b, D=D, delta_bias=dt_bias)
         return out if self.gamma is None else out * self.gamma
+
+    def _by_slice(self, xz: Tensor) -> Tensor:
+        n, (conv, *weights) = self.nslices, self._weights("_s")
+        if xz.shape[1] % n:
+            raise ValueError(f"Mamba: there are {xz.shape[1]} tokens, expected a multiple of nslices={n}")
+        xz = xz.unflatten(1, (n, -1)).transpose(1, 2).flatten(1, 2)
+        y = mamba_inner(xz, conv[None, :, 0], *(t[None] for t in weights), rule="mamba", reverse=(False,))
+        return y.unflatten(1, (-1, n)).transpose(1, 2).flatten(1, 2)
 
     def _weights(self, suffix: str) -> list[Tensor]:
         conv, x_proj, dt_proj = (getattr(self, name + suffix) for name in ("conv1d", "x_proj", "dt_proj"))

@@ -156,13 +156,13 @@ def vmamba_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows=1, out_fl
 
 def vmamba_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows=1) -> list[Tensor | None]:
     """`bwd` of the same: gradients of u, delta, A, B, C, D and delta_bias by the states x, without a second scan."""
-    given = _leaves(u, delta, A, B, C, D, delta_bias)
+    given = leaves(u, delta, A, B, C, D, delta_bias)
     with torch.enable_grad():
         args = scan_arguments("selective_scan_cuda_core", *given, delta_softplus, wide=dout.dtype != u.dtype)
     flat = [t.detach() if isinstance(t, Tensor) else t for t in flatten(args)]
     dy, wanted = by_group(dout, len(args.x)).to(args.x.dtype), [int(t is not None) for t in tensors(args)]
     grads = torch.ops.vilonghorn.scan_backward(dy, None, x, *flat, wanted)
-    return _gradients([t for t in tensors(args) if t is not None], given, grads)
+    return gradients([t for t in tensors(args) if t is not None], given, grads)
 
 
 def cuda_fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus) -> list[Tensor]:
@@ -176,19 +176,21 @@ def cuda_bwd(
     u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, recompute_out_z=False
 ) -> list[Tensor | None]:
     """`bwd` of the same by another scan: gradients of u, delta, A, B, C, D, delta_bias, z (into `dz`), gated out."""
-    given = _leaves(u, delta, A, B, C, D, z, delta_bias)
+    given = leaves(u, delta, A, B, C, D, z, delta_bias)
     with torch.enable_grad():
         y = selective_scan_fn(*given, delta_softplus)
-    *grads, of_z, of_bias = _gradients([y], given, [dout])
+    *grads, of_z, of_bias = gradients([y], given, [dout])
     of_z = of_z if dz is None else dz.copy_(of_z)
     return [*grads, of_bias, *([] if z is None else [of_z, y.detach()][: 1 + recompute_out_z])]
 
 
-def _leaves(*given: Tensor | None) -> list[Tensor | None]:
+def leaves(*given: Tensor | None) -> list[Tensor | None]:
+    """Tensors whose gradients are wanted, None for None."""
     return [None if t is None else t.detach().requires_grad_() for t in given]
 
 
-def _gradients(results: Sequence[Tensor], given: Sequence[Tensor | None], grads: Sequence[Tensor]) -> list:
+def gradients(results: Sequence[Tensor], given: Sequence[Tensor | None], grads: Sequence[Tensor]) -> list:
+    """The gradients of `given` by those of `results`, None for None."""
     found = iter(torch.autograd.grad(results, [t for t in given if t is not None], grads))
     return [None if t is None else next(found) for t in given]
 
