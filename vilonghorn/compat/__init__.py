@@ -65,12 +65,10 @@ class _Missing(type):
 
 
 def install(*, replace: bool = False, patches: bool = False) -> None:
-    """Makes the modules of `MODULES` importable where they are not installed. A second call has no effect.
-
-    A package that is installed is kept, and the log says so.
+    """Makes the modules of `MODULES` importable. A second call has no effect.
 
     Args:
-        replace: whether to take the place of installed packages, too.
+        replace: whether to take the place of installed packages, which are kept by default, as the log says.
         patches: whether `torch.cuda.device` does nothing for other devices where there is no CUDA, and old names of
             timm's modules are importable. The log names each change.
     """
@@ -86,13 +84,10 @@ def install(*, replace: bool = False, patches: bool = False) -> None:
             kept.add(root)
             logger.info("%s is installed and kept; vilonghorn.compat.install(replace=True) takes its place", root)
     for name, members in MODULES.items():
-        if name.partition(".")[0] not in kept:
-            module = _module(name)
-            for member in members:
-                is_missing = isinstance(member, str)
-                named = member if isinstance(member, dict) else {member if is_missing else member.__name__: member}
-                for key, value in named.items():
-                    setattr(module, key, _Missing(key, (), {"__module__": name}) if is_missing else value)
+        for member in () if name.partition(".")[0] in kept else members:
+            if isinstance(member, str):
+                member = _Missing(member, (), {"__module__": name})
+            vars(_module(name)).update(member if isinstance(member, dict) else {member.__name__: member})
     _undo.extend(_patches.apply() if patches else ())
 
 

@@ -21,10 +21,9 @@ def causal_conv1d_fn(
     """`causal_conv1d.causal_conv1d_fn`: `vilonghorn.ops.conv_silu`, and without an activation torch's convolution.
 
     x is (batch, D, L), weight (D, K), bias (D,), activation None, "silu" or "swish" (the same), which may be the fourth
-    argument as before version 1.1. `initial_states` are the K - 1 tokens before the first, (batch, D, K - 1), else
-    zeros; `return_final_states` returns the last K - 1, too, in `final_states_out` if given. Returns (batch, D, L), of
-    x's dtype and order in memory. Raises NotImplementedError for `seq_idx` (packed sequences) and other activations,
-    else as `selective_scan_fn`.
+    argument. `initial_states` are the tokens before the first, (batch, D, K - 1), else zeros; `return_final_states`
+    returns the last K - 1, too, in `final_states_out` if given. Returns as x, in its order in memory. Raises
+    NotImplementedError for `seq_idx` and other activations, else as `selective_scan_fn`.
     """
     if isinstance(seq_idx, str):
         seq_idx, activation = None, seq_idx
@@ -35,17 +34,16 @@ def causal_conv1d_fn(
     check("causal_conv1d_fn", x=(x, "BDL"), weight=(weight, "DK"), bias=(bias, "D"))
     (batch, D, L), K, tokens = x.shape, weight.shape[1], x
     check("causal_conv1d_fn", x=(x, "BDL"), initial_states=(initial_states, (batch, D, K - 1)))
+    bias = weight.new_zeros(D) if bias is None else bias
     if initial_states is not None or return_final_states or not activation:
         start = x.new_zeros(batch, D, K - 1) if initial_states is None else initial_states.to(x.dtype)
         tokens = torch.cat([start, x], -1)
     with without_autocast(x):
         if activation:
-            bias = weight.new_zeros(D) if bias is None else bias
             y = conv_silu(tokens.mT, weight[None], bias[None])[0, :, tokens.shape[-1] - L :].mT
         else:
             dtype = torch.promote_types(x.dtype, weight.dtype)
-            bias = None if bias is None else bias.to(dtype)
-            y = F.conv1d(tokens.to(dtype), weight[:, None].to(dtype), bias, groups=D).to(x.dtype)
+            y = F.conv1d(tokens.to(dtype), weight[:, None].to(dtype), bias.to(dtype), groups=D).to(x.dtype)
     y = y if x.stride(1) == 1 else y.contiguous()
     if not return_final_states:
         return y
@@ -57,8 +55,8 @@ def causal_conv1d_update(
 ) -> Tensor:
     """`causal_conv1d.causal_conv1d_update`: the convolution of the next tokens, which are written into `conv_state`.
 
-    x is (batch, D) or (batch, D, L), `conv_state` (batch, D, S) with S at least K - 1, the newest token last. With
-    `cache_seqlens`, numbers of tokens until now, (batch,), it is a ring that is written at that number modulo S.
+    x is (batch, D) or (batch, D, L), `conv_state` (batch, D, S) with S at least K - 1, the newest token last, or with
+    `cache_seqlens`, numbers of tokens until now, (batch,), a ring that is written at that number modulo S.
     `conv_state_indices`, (batch,), are its rows, -1 for none, where the result is zero. Returns as x; raises as above.
     """
     tokens = x[..., None] if x.dim() == 2 else x

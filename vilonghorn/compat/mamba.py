@@ -23,12 +23,11 @@ def mamba_inner_fn_no_out_proj(
 
     xz is (batch, 2D, L), conv1d_weight (D, 1, K), x_proj_weight (R + 2N, D), delta_proj_weight (D, R), A (D, N), and
     conv1d_bias, D and delta_bias are (D,) or None. Constant B and C, (D, N), take the place of rows of x_proj_weight.
-    B_proj_bias, C_proj_bias (N,) are added to keys and queries, RMSNorms with b_rms_weight, c_rms_weight (N,) and
-    dt_rms_weight (R,) follow. With A_b the result of the other direction is added. `checkpoint_lvl` changes nothing.
-    Returns (batch, D, L); raises as `selective_scan_fn`.
+    B_proj_bias and C_proj_bias, (N,), come before RMSNorms with b_rms_weight, c_rms_weight (N,) and dt_rms_weight (R,).
+    With A_b the other direction is added. Returns (batch, D, L); raises as `selective_scan_fn`.
     """
-    shapes = dict(xz=(xz, "BEL"), conv1d_weight=(conv1d_weight, ("D", 1, "K")), A=(A, "DN"), A_b=(A_b, "DN"))
-    check("mamba_inner_fn", **shapes)
+    conv_weight = (conv1d_weight, ("D", 1, "K"))
+    check("mamba_inner_fn", xz=(xz, "BEL"), conv1d_weight=conv_weight, A=(A, "DN"), A_b=(A_b, "DN"))
     (size, N), R, norms = A.shape, delta_proj_weight.shape[1], (b_rms_weight, c_rms_weight, dt_rms_weight)
     is_plain = delta_softplus and all(t is None for t in (A_b, B, C, B_proj_bias, C_proj_bias, *norms))
     if is_plain and N <= MAX_STATE and conv1d_weight.shape[2] <= MAX_CONV:
@@ -71,11 +70,10 @@ def bimamba_inner_fn(
 class Mamba(nn.Module):
     """`mamba_ssm.modules.mamba_simple.Mamba` with its names of parameters, and those of its forks.
 
-    It has D = `expand` * `d_model` channels, N = `d_state`, K = `d_conv` taps and rank R = `dt_rank`; `dt_...` are of
-    the initial steps. `bimamba_type` is "none", "v1" (`bimamba_inner_fn`) or "v2", weights for each direction
-    (VideoMamba: `bimamba`), whose sum `if_divide_out` halves (LocalMamba: `if_devide_out`). SegMamba's "v3" adds a
-    third order, the first token of each of `nslices` slices, then the second. `init_layer_scale` is the initial value
-    of `gamma`, which multiplies the result (default: none). use_fast_path, layer_idx change nothing.
+    `bimamba_type` is "none", "v1" (`bimamba_inner_fn`) or "v2", weights for each direction (VideoMamba: `bimamba`),
+    whose sum `if_divide_out` halves (LocalMamba: `if_devide_out`). SegMamba's "v3" adds a third order, the first token
+    of each of `nslices` slices, then the second. `init_layer_scale` is the initial value of `gamma`, which multiplies
+    the result (default: none). use_fast_path, layer_idx change nothing.
     """
 
     def __init__(
@@ -100,8 +98,7 @@ class Mamba(nn.Module):
             x_proj, dt_proj = nn.Linear(D, R + 2 * d_state, bias=False, **where), nn.Linear(R, D, **where)
             spread = R**-0.5 * dt_scale
             nn.init.uniform_(dt_proj.weight, spread if dt_init == "constant" else -spread, spread)
-            steps = initial_steps(D, dt_min, dt_max, dt_init_floor, device)
-            dt_proj.bias = parameter(steps.to(dtype), "_no_reinit")
+            dt_proj.bias = parameter(initial_steps(D, dt_min, dt_max, dt_init_floor, device).to(dtype), "_no_reinit")
             skip = parameter(torch.ones(D, device=device))
             for name, part in dict(conv1d=conv1d, x_proj=x_proj, dt_proj=dt_proj, D=skip).items():
                 setattr(self, name + suffix, part)
@@ -114,15 +111,16 @@ class Mamba(nn.Module):
         """Mixes tokens, (batch, L, d_model). T changes nothing. `inference_params` (generation) must be None."""
         if inference_params is not None:
             raise NotImplementedError("Mamba: inference_params is given: generation token by token is not supported")
-        xz, (*weights, dt_bias, A, D) = self.in_proj(hidden_states), self._weights("")
+        xz, weights = self.in_proj(hidden_states), self._weights("")
         if self.bimamba_type in ("v2", "v3"):
-            pairs = [torch.stack(pair) for pair in zip(self._weights(""), self._weights("_b"))]
-            y = mamba_inner(xz, pairs[0][:, :, 0], *pairs[1:], rule="mamba")
+            conv, *pairs = [torch.stack(pair) for pair in zip(weights, self._weights("_b"))]
+            y = mamba_inner(xz, conv[:, :, 0], *pairs, rule="mamba")
             y = y if self.if_divide_out else 2 * y
             out = self.out_proj(y + self._by_slice(xz) if self.bimamba_type == "v3" else y)
         else:
-            weights += [self.out_proj.weight, self.out_proj.bias, A]
+            *weights, dt_bias, A, D = weights
             A_b = -torch.exp(self.A_b_log.float()) if self.bimamba_type == "v1" else None
+            weights += [self.out_proj.weight, self.out_proj.bias, A]
             out = mamba_inner_fn(xz.mT, *weights, A_b=A_b, D=D, delta_bias=dt_bias)
         return out if self.gamma is None else out * self.gamma
 

@@ -13,9 +13,9 @@ def layer_norm_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`layer_norm_fn` of `mamba_ssm`, LayerNorm or RMSNorm; what follows `residual` is given by name.
 
-    x is (..., C), weight and bias (C,) or None. `residual`, like x, is added before the norm; `prenorm` returns the sum
-    too, of its dtype, without one of x's, or float32 with `residual_in_fp32`. Returns as x. Of `others`, `dropout_p` is
-    for x; x1, weight1, bias1, rowscale and return_dropout_mask raise NotImplementedError.
+    x is (..., C), weight and bias (C,) or None. `residual`, like x, is added after dropout of x by `dropout_p`;
+    `prenorm` returns the sum too, of its dtype, without one of x's, or float32 with `residual_in_fp32`. Returns as x;
+    raises NotImplementedError for `others`.
     """
     dropout_p = others.pop("dropout_p", 0.0)
     if given := [name for name, value in others.items() if value is not None and value is not False]:

@@ -11,9 +11,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 # Modules of timm, by the names that they had before versions 0.9 and 1.0.
-OLD_TIMM = {
-    f"timm.models.{old}": f"timm.models._{old}" for old in ("registry", "helpers", "features", "hub", "factory")
-}
+OLD_TIMM = {f"timm.models.{n}": f"timm.models._{n}" for n in ("registry", "helpers", "features", "hub", "factory")}
 OLD_TIMM |= {"timm.models.fx_features": "timm.models._features_fx", "timm.models.layers": "timm.layers"}
 
 
@@ -31,15 +29,8 @@ def apply() -> list[Callable[[], Any]]:
         undo.append(lambda: setattr(torch.cuda, "device", original))
         logger.info("torch.cuda.device does nothing for a device that is not CUDA's")
     for old, new in OLD_TIMM.items():
-        if not _exists(old) and _exists(new):
+        if old not in sys.modules and importlib.util.find_spec(old) is None:
             sys.modules[old] = importlib.import_module(new)
             undo.append(lambda old=old: sys.modules.pop(old, None))
             logger.info("%s is %s, its name today", old, new)
     return undo
-
-
-def _exists(name: str) -> bool:
-    try:
-        return name in sys.modules or importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its package is missing
-        return False

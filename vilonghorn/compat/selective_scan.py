@@ -20,11 +20,7 @@ KEYS = {2: "DN", 3: "BNL"}  # shapes of keys and queries by their dimensions; ot
 
 
 def check(function: str, **given: tuple[Tensor | None, Sequence]) -> None:
-    """Checks tensors by argument name, each with its shape: sizes, or letters for sizes that are equal. None passes.
-
-    Raises NotImplementedError for complex tensors, TypeError for no tensor of `DTYPES`, ValueError for a shape, or
-    another device than the first one's.
-    """
+    """Checks tensors by argument name, each with its shape: sizes, or letters for sizes that are equal. None passes."""
     sizes, device = {}, None
     for name, (tensor, shape) in given.items():
         if tensor is None:
@@ -60,22 +56,20 @@ def selective_scan_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`mamba_ssm.ops.selective_scan_interface.selective_scan_fn`: `vilonghorn.ops.scan` by rule "mamba".
 
-    Values u, steps delta and gates z are (batch, D, L), delta perhaps with fewer channels, which are repeated; decay
-    rates A (D, N), real; keys B and queries C (batch, N, L), (batch, G, N, L) for G groups of channels, or constant,
-    (D, N); D and delta_bias (D,). Without `delta_softplus` steps must be at least zero. Returns (batch, D, L) of u's
-    dtype and order in memory, perhaps with the last state, (batch, D, N), float32 or wider, which has gradients. The
-    options are ours: `state`, (batch, D, N), before the first token, and `reverse`, to scan from the last token. Raises
+    Values u, steps delta, gates z (batch, D, L), delta perhaps with fewer channels, which are repeated; decay rates A
+    (D, N); keys B, queries C (batch, N, L), (batch, G, N, L) for G groups of channels, or constant, (D, N); D and
+    delta_bias (D,). Returns (batch, D, L) of u's dtype and order in memory, perhaps with the last state, (batch, D, N),
+    float32 or wider, with gradients. The options are ours: `state` before the first token, and `reverse`. Raises
     NotImplementedError for complex tensors, ValueError for shapes, devices and negative steps, TypeError for dtypes.
     """
     weights = (delta, A, B, C, D, delta_bias, delta_softplus)
     args = scan_arguments("selective_scan_fn", u, *weights, z=z, return_state=return_last_state, **options)
     parts = [args]
     if A.shape[1] > MAX_STATE:  # the states of a channel do not mix, so that scans of up to 64 of them add up
-        split = {n: t.split(MAX_STATE, -1) for n, t in dict(k=args.k, q=args.q, A=args.A).items()}
-        if args.initial_state is not None:
-            split["initial_state"] = args.initial_state.split(MAX_STATE, 2)
-        parts = [args._replace(**dict(zip(split, tensors))) for tensors in zip(*split.values())]
-        parts[1:] = [part._replace(D=None) for part in parts[1:]]
+        dims = dict(k=3, q=3, A=2, initial_state=2)
+        cuts = {n: t.split(MAX_STATE, dim) for n, dim in dims.items() if (t := getattr(args, n)) is not None}
+        first, *others = [args._replace(**dict(zip(cuts, part))) for part in zip(*cuts.values())]
+        parts = [first, *(part._replace(D=None) for part in others)]
     with without_autocast(u):
         results = [scan(**part._asdict()) for part in parts]
     ys, states = zip(*results) if return_last_state else (results, ())
@@ -87,10 +81,7 @@ def selective_scan_fn(
 def scan_arguments(
     function, u, delta, A, B, C, D, delta_bias, delta_softplus, z=None, state=None, wide=False, reverse=False, **options
 ) -> ScanArguments:
-    """The arguments of `scan`, checked, with a direction for each group of channels; float32 or wider if `wide`.
-
-    z is absent where it does not fit into a scan: with several groups, or more than 64 states.
-    """
+    """The arguments of a scan, a direction for each group of channels; z if there is one group, of up to 64 states."""
     forms = [KEYS.get(getattr(t, "ndim", 2), f"B{groups}NL") for t, groups in ((B, "b"), (C, "c"))]
     others = dict(D=(D, "D"), delta_bias=(delta_bias, "S"), z=(z, "BDL"), state=(state, "BDN"))
     check(function, u=(u, "BDL"), delta=(delta, "BSL"), A=(A, "DN"), B=(B, forms[0]), C=(C, forms[1]), **others)
@@ -102,8 +93,8 @@ def scan_arguments(
         dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
         u, delta, B, C = (t.to(dtype) for t in (u, delta, B, C))
     if not delta_softplus:
-        delta = delta if delta_bias is None else delta + delta_bias.to(delta.dtype)[:, None]
-        delta, delta_bias = _inverse_softplus(function, delta), None
+        step = delta if delta_bias is None else delta + delta_bias.to(delta.dtype)[:, None]
+        delta, delta_bias = _inverse_softplus(function, step), None
     if steps != dim:
         delta = delta.repeat_interleave(dim // steps, 1)
         delta_bias = None if delta_bias is None else delta_bias.repeat_interleave(dim // steps)
@@ -144,10 +135,7 @@ def ungroup(t: Tensor, channels_first: bool = True) -> Tensor:
 
 
 def vmamba_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows=1, out_float=False) -> list[Tensor]:
-    """`fwd` of `selective_scan_cuda_core` and `_oflex`: [out, what `vmamba_bwd` needs as x]; N up to 64.
-
-    Arguments as `selective_scan_fn`; with `out_float` out is float32 or wider. `nrows` changes nothing.
-    """
+    """`fwd` of `selective_scan_cuda_core`: [out, x for `vmamba_bwd`]; N up to 64. `nrows` changes nothing."""
     weights = (delta, A, B, C, D, delta_bias, delta_softplus)
     args = scan_arguments("selective_scan_cuda_core", u, *weights, wide=out_float)
     run = DECOMPOSITIONS["scan"](args) if mode.decomposed else torch.ops.vilonghorn.scan(*flatten(args), True)

@@ -18,7 +18,7 @@ def mamba_chunk_scan_combined(
     x, dt, A, B, C, chunk_size=None, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
     dt_softplus=False, dt_limit=NO_LIMIT, return_final_states=False, return_varlen_states=False, state_dtype=None
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """`mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined`, token by token: `chunk_size` changes nothing.
+    """`mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined`, token by token.
 
     Values x and gates z are (batch, L, H, P), steps dt (batch, L, H), after bias and softplus cut to `dt_limit`; A and
     dt_bias (H,), B and C (batch, L, G, N) with G a divisor of H, D (H,) or (H, P), states (batch, H, P, N). Returns as
@@ -109,11 +109,10 @@ class Mamba2(nn.Module):
         if cu_seqlens is not None or inference_params is not None:
             raise NotImplementedError("Mamba2: packed sequences and generation token by token are not supported")
         zxbcdt = self.in_proj(u if seqlen is None else u.unflatten(0, (-1, seqlen)))
-        A, conv, out, norm = -torch.exp(self.A_log.float()), self.conv1d, self.out_proj, self.norm
+        A, conv, norm = -torch.exp(self.A_log.float()), self.conv1d, self.norm
         D = self.D.unflatten(0, (-1, self.headdim)) if self.D_has_hdim else self.D
         options = dict(headdim=self.headdim, ngroups=self.ngroups, dt_limit=self.dt_limit, seq_idx=seq_idx)
-        options |= dict(outproj_weight=out.weight, outproj_bias=out.bias)
         if norm is not None:
             options |= dict(rmsnorm_weight=norm.weight, rmsnorm_eps=norm.eps, norm_before_gate=norm.norm_before_gate)
         y = mamba_split_conv1d_scan_combined(zxbcdt, conv.weight[:, 0], conv.bias, self.dt_bias, A, D, **options)
-        return y if seqlen is None else y.flatten(0, 1)
+        return self.out_proj(y if seqlen is None else y.flatten(0, 1))
