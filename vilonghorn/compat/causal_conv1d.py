@@ -61,8 +61,8 @@ def causal_conv1d_update(
     """
     tokens = x[..., None] if x.dim() == 2 else x
     rows = torch.arange(len(x), device=x.device) if conv_state_indices is None else conv_state_indices.long()
-    state = (conv_state, "BDS" if conv_state_indices is None else "RDS")
-    check("causal_conv1d_update", x=(tokens, "BDL"), conv_state=state, weight=(weight, "DK"))
+    shape = "BDS" if conv_state_indices is None else "RDS"
+    check("causal_conv1d_update", x=(tokens, "BDL"), conv_state=(conv_state, shape), weight=(weight, "DK"))
     L, K, S = tokens.shape[2], weight.shape[1], conv_state.shape[2]
     if S < K - 1:
         raise ValueError(f"causal_conv1d_update: conv_state has {S} tokens, expected the {K - 1} before a token")

@@ -25,11 +25,8 @@ def layer_norm_fn(
     total = (F.dropout(x, dropout_p) if dropout_p else x).to(torch.promote_types(x.dtype, torch.float32))
     total = total if residual is None else total + residual
     weight, bias = weight.to(total.dtype), None if bias is None else bias.to(total.dtype)
-    if is_rms_norm:
-        y = rms_norm(total, weight, eps)
-        y = y if bias is None else y + bias
-    else:
-        y = F.layer_norm(total, weight.shape, weight, bias, eps)
+    y = rms_norm(total, weight, eps) if is_rms_norm else F.layer_norm(total, C, weight, bias, eps)
+    y = y if bias is None or not is_rms_norm else y + bias
     dtype = residual.dtype if residual is not None else total.dtype if residual_in_fp32 else x.dtype
     return (y.to(x.dtype), total.to(dtype)) if prenorm else y.to(x.dtype)
 

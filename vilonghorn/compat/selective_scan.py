@@ -160,9 +160,7 @@ def cuda_fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus) -> list[Tensor
     return [out, x] if z is None else [out, x, (out * F.silu(z)).to(out.dtype)]
 
 
-def cuda_bwd(
-    u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, recompute_out_z=False
-) -> list[Tensor | None]:
+def cuda_bwd(u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, recompute_out_z=False) -> list:
     """`bwd` of the same by another scan: gradients of u, delta, A, B, C, D, delta_bias, z (into `dz`), gated out."""
     given = leaves(u, delta, A, B, C, D, z, delta_bias)
     with torch.enable_grad():
