@@ -18,11 +18,24 @@ hypothesis.settings.register_profile("vilonghorn", deadline=None, max_examples=2
 hypothesis.settings.load_profile("vilonghorn")
 
 THREADS = 2
+LONGEST = (  # files that begin first, so that no process waits for another at the end
+    "ops/backends/test_triton.py",
+    "engine/test_distributed.py",
+    "models/test_timm_suite.py",
+    "ops/backends/test_triton_compiled.py",
+    "export/test_native.py",
+    "export/test_precision.py",
+    "export/test_formats.py",
+    "layers/test_block.py",
+    "models/test_contract.py",
+)
 torch.set_num_threads(THREADS)
 torch.compiler.config.force_disable_caches = True  # an earlier state of the operators may have filled them
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = {Path(__file__).parent / file: rank for rank, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path, len(LONGEST)))
     if importlib.util.find_spec("ffcv") is None:
         for item in items:
             if "needs_ffcv" in item.keywords:

@@ -3,44 +3,54 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import tarfile
-from pathlib import Path
+import tempfile
+from queue import Queue
+from threading import Thread
 from urllib.request import urlopen
 
 import pytest
 from left_run import NAMES, leave_run
 
-from vilonghorn.cli import main
+from vilonghorn.cli import main, web
 from vilonghorn.export.web_page import RUNTIME, RUNTIME_FILES
 
 
+def visit(lines, end, found):
+    """Reads the page, and ends the command with a signal."""
+    line = lines.get(timeout=60)
+    try:
+        address = line.split()[4]
+        found += [line, json.load(urlopen(f"{address}model.json"))["classes"], urlopen(address).read()]
+    finally:
+        os.kill(os.getpid(), end)
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_the_page_of_a_run_is_served_until_an_interrupt(end, tmp_path):
+def test_the_page_of_a_run_is_served_until_an_interrupt(end, tmp_path, monkeypatch, capsys):
     leave_run(tmp_path / "run", depth=1)
     hub, temporary = tmp_path / "torch/hub", tmp_path / "temporary"
     hub.mkdir(parents=True), temporary.mkdir()
     with tarfile.open(hub / RUNTIME, "w:gz") as archive:
         for name in RUNTIME_FILES:
             archive.add(__file__, f"package/dist/{name}")
-    environment = os.environ | dict(TORCH_HOME=str(hub.parent), TMPDIR=str(temporary))
-    command = [sys.executable, "-m", "vilonghorn", "web", str(tmp_path / "run")]
-    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2], **options) as server:
-        line = server.stdout.readline()
-        assert line.startswith("the page is at http://127.0.0.1:"), server.stderr.read()
-        address = line.split()[4]
-        assert json.load(urlopen(f"{address}model.json"))["classes"] == NAMES
-        assert b"<title>Image classifier</title>" in urlopen(address).read()
-        server.send_signal(end)
-        assert server.wait(60) == 130 and server.stderr.read().endswith("interrupted\n")
+    lines, found = Queue(), []
+    monkeypatch.setenv("TORCH_HOME", str(hub.parent))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(web, "print", lambda line, flush: lines.put(line), raising=False)
+    visitor = Thread(target=visit, args=(lines, end, found))
+    visitor.start()
+    assert main(["web", str(tmp_path / "run")]) == 130
+    visitor.join()
+    line, classes, page = found
+    assert line.startswith("the page is at http://127.0.0.1:") and classes == NAMES
+    assert b"<title>Image classifier</title>" in page and capsys.readouterr().err.endswith("interrupted\n")
     assert not any(temporary.glob("vilonghorn-web-*"))
 
 
 def test_another_model_is_refused(capsys):
     assert main(["web", "resnet18"]) == 2
-    assert "resnet18 is neither the directory of a run nor one of this library's models" in capsys.readouterr().err
+    assert "resnet18 is no run, expected a run or one of this library's models" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])

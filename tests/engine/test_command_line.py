@@ -21,6 +21,7 @@ from rank_run import some_digits
 from toy_run import OPTIONS
 
 import vilonghorn
+from vilonghorn.cli import main
 from vilonghorn.cli.train import train
 from vilonghorn.data import ImageFolder, write_beton
 from vilonghorn.engine import commands, config_file, dry_run, load_run
@@ -203,18 +204,14 @@ def test_a_configuration_is_found_by_its_name_and_a_file_of_that_name_comes_firs
     assert configs_folder() == tmp_path / "vilonghorn/configs"
 
 
-def test_the_script_is_the_command_written_out():
+def test_the_script_is_the_command_written_out(capsys):
     spec = importlib.util.spec_from_file_location("train_imagenet", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     assert inspect.getsource(script.train) == inspect.getsource(train)
-    commands = [SCRIPT], ["-m", "vilonghorn", "train"]
-    found = [
-        subprocess.run([sys.executable, *command, "--config=oops"], cwd=SCRIPT.parent, capture_output=True, text=True)
-        for command in commands
-    ]
-    assert found[0].stderr == found[1].stderr and found[0].returncode == found[1].returncode == 2
-    assert found[0].stderr.startswith("error: there is no configuration oops")
+    done = subprocess.run([sys.executable, SCRIPT, "--config=oops"], cwd=SCRIPT.parent, capture_output=True, text=True)
+    assert main(["train", "--config=oops"]) == done.returncode == 2
+    assert done.stderr == capsys.readouterr().err and done.stderr.startswith("error: there is no configuration oops")
 
 
 def test_without_options_the_digits_are_written_and_trained_on_in_any_folder(tmp_path, monkeypatch, capsys):

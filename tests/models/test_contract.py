@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vilonghorn  # noqa: F401  (registers the models)
 
-NANOS = {"vilonghorn_nano_shared": dict(depth=2, dynamic_img_size=True), "vilonghornv2_nano": {}}
+NANOS = {"vilonghorn_nano_shared": dict(depth=2, dynamic_img_size=True), "vilonghornv2_nano": dict(depths=(1, 2, 1))}
 SMALL = dict(img_size=32, patch_size=8, embed_dim=32)
 
 
@@ -99,7 +99,7 @@ def test_torch_compile_in_one_graph_equals_eager():
     [
         ("vilonghorn_nano", dict(depth=3, exportable=True, **SMALL)),
         ("vim_nano", dict(depth=1, dynamic_img_size=True, dynamic_img_pad=True)),
-        ("vilonghornv2_nano", dict(dynamic_img_pad=True)),
+        ("vilonghornv2_nano", dict(dynamic_img_pad=True, **NANOS["vilonghornv2_nano"])),
     ],
 )
 def test_a_symbolic_trace_computes_the_same(name, options):
@@ -117,7 +117,7 @@ def test_a_symbolic_trace_computes_the_same(name, options):
         ("vilonghorn_nano", dict(depth=2, global_pool="avgmax", **SMALL)),
         ("vim_nano", dict(depth=2, **SMALL)),
         ("vilonghorn_nano_shared", dict(depth=2, d_conv=(3, 3), mlp_ratio=0.5, **SMALL)),
-        ("vilonghornv2_nano", {}),
+        ("vilonghornv2_nano", NANOS["vilonghornv2_nano"]),
     ],
 )
 def test_a_scripted_model_computes_and_trains_the_same_and_a_traced_one_computes(name, options):
@@ -150,7 +150,10 @@ def test_what_no_model_has_is_refused_when_it_is_made(options, message):
         make("vilonghorn_nano", depth=1, **options)
 
 
-@pytest.mark.parametrize("name, options", [("vilonghorn_nano_shared", SMALL | {"depth": 1}), ("vilonghornv2_nano", {})])
+@pytest.mark.parametrize(
+    "name, options",
+    [("vilonghorn_nano_shared", dict(depth=1, **SMALL)), ("vilonghornv2_nano", NANOS["vilonghornv2_nano"])],
+)
 def test_functional_transforms_differentiate_an_exportable_model(name, options):
     model, batch = make(name, exportable=True, **options), images(2, 3, 32, 32)
     parameters = dict(model.named_parameters())
