@@ -16,6 +16,7 @@ HIERARCHY = ("vilonghornv2_nano", {}, ["2*rows", "2*columns"])
 
 
 @pytest.mark.parametrize("kind, model", [("onnx", HIERARCHY), ("ort", TRUNK)])
+@pytest.mark.usefixtures("in_this_process")
 def test_a_file_returns_the_maps_of_the_model(kind, model, small, images, tmp_path):
     if kind == "ort" and cpu.library is None:
         pytest.skip("the native library is not built")

@@ -65,6 +65,7 @@ def edit(path, change):
         ("vim_nano", dict(norm_layer="layernorm", shared_directions=True), "Scan"),
     ],
 )
+@pytest.mark.usefixtures("in_this_process")
 def test_blocks_and_scans_are_operators_that_compute_the_model(name, kwargs, operators, small, images, tmp_path):
     model, path = small(name, **kwargs), tmp_path / "model.ort.onnx"
     export(model, "ort", path)

@@ -55,6 +55,7 @@ def optimized(path):
 
 
 @pytest.mark.parametrize("weights, kind, most", [("fp16", "float16", 0.65), ("int8", "int8", 0.45)])
+@pytest.mark.usefixtures("in_this_process")
 def test_a_portable_file_has_rounded_weights_and_is_smaller(weights, kind, most, plain, images, tmp_path):
     (model, full), path = plain, tmp_path / "model.onnx"
     before = copy.deepcopy(model.state_dict())
@@ -123,6 +124,7 @@ def test_short_weights_are_for_onnx_files(capsys):
         ("vilonghorn_nano_shared", dict(embed_dim=80), "Scan"),
     ],
 )
+@pytest.mark.usefixtures("in_this_process")
 def test_blocks_multiply_in_int8(name, kwargs, operator, small, images, tmp_path):
     model, path = small(name, **kwargs), tmp_path / "model.ort.onnx"
     limit = 1e-5 if operator == "Scan" else 0.02
@@ -140,6 +142,7 @@ def test_blocks_multiply_in_int8(name, kwargs, operator, small, images, tmp_path
 
 
 @needs_native
+@pytest.mark.usefixtures("in_this_process")
 def test_a_native_file_holds_float16(small, tmp_path):
     model, path = small("vilonghorn_nano", embed_dim=80), tmp_path / "model.ort.onnx"
     assert max(error for _, error in export(model, "ort", path, "fp16")) < 1e-5
@@ -147,6 +150,7 @@ def test_a_native_file_holds_float16(small, tmp_path):
 
 
 @needs_native
+@pytest.mark.usefixtures("in_this_process")
 def test_a_damaged_int8_file_is_thrown_away(small, tmp_path, monkeypatch):
     """The rows of out_proj are in reverse order."""
     right = native.use_int8
