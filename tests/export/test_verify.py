@@ -11,6 +11,17 @@ from vilonghorn.export import VerificationError, capture, export, formats, run_e
 PT2 = formats.FORMATS["pt2"]
 
 
+@pytest.fixture(scope="module")
+def program(small):
+    return capture.capture(small())
+
+
+@pytest.fixture
+def captured(program, monkeypatch):
+    """Lets `export` take a small model's graph, which was captured once."""
+    monkeypatch.setattr(verify, "capture", lambda *_: program)
+
+
 @pytest.fixture
 def write_pt2(monkeypatch):
     """Replaces the writer of pt2 files, and captures nothing: `write_pt2(function)`."""
@@ -62,6 +73,7 @@ def test_an_export_that_fails_leaves_nothing(small, tmp_path, write_pt2):
 
 
 @pytest.mark.parametrize("kind", ["onnx", "pt2"])
+@pytest.mark.usefixtures("captured")
 def test_a_name_that_is_not_utf8_is_written_and_read(kind, small, images, tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")  # as any other than ASCII in an ASCII locale
     folder.mkdir()
@@ -72,6 +84,7 @@ def test_a_name_that_is_not_utf8_is_written_and_read(kind, small, images, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["onnx", "pt2"])
+@pytest.mark.usefixtures("captured")
 def test_a_full_disk_is_named_and_keeps_no_part(kind, small, tmp_path):
     path = tmp_path / f"model{formats.FORMATS[kind].suffix}"
     (tmp_path / f"{path.name}.{os.getpid()}.partial").symlink_to("/dev/full")
