@@ -50,7 +50,7 @@ def test_the_page_of_a_run_is_served_until_an_interrupt(end, tmp_path, monkeypat
 
 def test_another_model_is_refused(capsys):
     assert main(["web", "resnet18"]) == 2
-    assert "resnet18 is no run, expected a run or one of this library's models" in capsys.readouterr().err
+    assert "resnet18 is neither the directory of a run nor one of this library's models" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])

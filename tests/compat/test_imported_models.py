@@ -66,6 +66,8 @@ def test_a_model_of_another_package_is_trained_evaluated_used_and_exported(folde
     for kind, reason in (("ort", "kind is 'ort', which is for models of this library"), ("web", "--to web is for")):
         assert main(["export", run, "--to", kind, "--output", str(folder / f"other.{kind}.onnx")]) != 0
         assert reason in capsys.readouterr().err
+    assert main(["export", run, "--to", "onnx", "--img-size", "32", "--output", str(folder / "x.onnx")]) == 2
+    assert "other_vision_model of another package: leave out --img-size" in capsys.readouterr().err
 
 
 def test_a_module_that_cannot_be_imported_is_named(folder, capsys):

@@ -155,8 +155,8 @@ class Trainer:
         progress.seconds = time.monotonic() - self.start
         if progress.skipped_in_row > self.config.run.max_skipped:
             skipped = f"{progress.skipped_in_row} updates in a row, up to update {self.update} (loss {loss})"
-            remedy = "lower optimizer.lr, or set run.amp to off"
-            raise FloatingPointError(f"{skipped}, had a loss or gradient that is not finite: {remedy}")
+            what = f"{skipped}, had a loss or gradient that is not finite: lower optimizer.lr, or set run.amp to off"
+            raise FloatingPointError(what)
         self.logger.log_update(progress, loss, norm, lr, batches)
 
     def evaluate_epoch(self, stop: StopRequest) -> None:

@@ -44,12 +44,13 @@ def load_for_export(
         checkpoint = RunDirectory(name).weights(str(checkpoint or "best"))
         kwargs["pretrained_cfg_overlay"] = preprocessing(name)
         name = load_weights(checkpoint, tensors=False)[1].get("model", "")
+    if not is_ours(name) and is_run:
+        if img_size is not None or features is not None:
+            raise ValueError(f"{run} has {name} of another package: leave out --img-size and --features")
+        return _load_foreign(run, str(which or "best"))
     if not is_ours(name):
-        if is_run and img_size is None and features is None:
-            return _load_foreign(run, str(which or "best"))
         known = ", ".join(filter(is_ours, timm.list_models()))
-        problem = "has a model of another package, without --img-size and --features" if is_run else "is no run"
-        raise ValueError(f"{name} {problem}, expected a run or one of this library's models: {known}")
+        raise ValueError(f"{name} is neither the directory of a run nor one of this library's models: {known}")
     if timm.models.get_pretrained_cfg_value(name.partition(".")[0], "fixed_input_size"):
         kwargs["dynamic_img_size"] = True
     if img_size is not None:

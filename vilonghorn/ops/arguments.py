@@ -95,7 +95,7 @@ class ScanArguments(NamedTuple):
     @property
     def compute_dtype(self) -> torch.dtype:
         """Dtype of gates, state and accumulation: float32, or float64 for float64 inputs."""
-        return torch.promote_types(self.x.dtype, torch.float32)
+        return torch.float64 if self.x.dtype == torch.float64 else torch.float32
 
 
 class MixerWeights(NamedTuple):
