@@ -64,11 +64,14 @@ def _steps(function: Any) -> Steps:
 def pieces(count: int) -> Steps:
     """A scan of so many pieces, of which each has its inputs made anew."""
 
+    def read(state: Tensor | None) -> Tensor:
+        x, dt, k, q = (torch.randn(1, 1, PIECE, size) for size in (384, 384, 16, 16))
+        return scan(x, dt, k, q, initial_state=state, return_state=True)[1]
+
     def run() -> None:
         state = None
         for _ in range(count):
-            x, dt, k, q = (torch.randn(1, 1, PIECE, size) for size in (384, 384, 16, 16))
-            _, state = scan(x, dt, k, q, initial_state=state, return_state=True)
+            state = read(state)
 
     return {"scan": run}
 
@@ -77,9 +80,11 @@ def main() -> None:
     """Runs the measurements and prints them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="samples of each (default: %(default)s)")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--only-memory", action="store_true", help="of the scan in pieces")
+    options = parser.parse_args()
+    rounds = options.rounds
     print("(B, groups, channels, tokens, states): selective_scan_fn over scan, forward and forward + backward")
-    for sizes in SIZES:
+    for sizes in [] if options.only_memory else SIZES:
         candidates = dict(theirs=partial(theirs, sizes), ours=partial(ours, sizes))
         rows = run_interleaved(candidates, [*STEPS.values()], rounds, threads=1, restarts=3)
         ms = {step: {name: statistics.median(row["ms"]) for name, row in of.items()} for step, of in rows.items()}
