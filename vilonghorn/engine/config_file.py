@@ -12,7 +12,7 @@ from ..data.atomic_files import named_errors
 from ..data.image_file import printable
 from .config import FIELDS, SECTIONS, Config, flatten, nearest
 
-MAX_BYTES = 100_000  # of a configuration file
+MAX_BYTES, MAX_DEPTH = 100_000, 30  # of a configuration file
 # Keys that a resumed run may change. The trainer compares the batches per update: accumulate * processes.
 FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers data.max_pixels data.checksums run.dir run.device run.log_updates "
@@ -67,14 +67,21 @@ def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 class PlainLoader(yaml.SafeLoader):
-    """YAML without aliases, which can expand a small file to millions of nodes."""
+    """YAML without aliases, which can expand a small file to millions of nodes, and of at most MAX_DEPTH levels."""
+
+    depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Composes a node. Raises ComposerError if it is an alias."""
+        """Composes a node. Raises ComposerError if it is an alias or too deep."""
+        mark = self.peek_event().start_mark
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read: repeat the value", mark)
-        return super().compose_node(parent, index)
+        if self.depth == MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, "it is nested too deeply", mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Constructs a mapping. Raises ConstructorError if a key is there twice, of which YAML would drop the first."""
@@ -100,10 +107,9 @@ def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
         if wrong := [printable(str(name))[:80] for name, keys in sections.items() if not isinstance(keys, dict)]:
             raise ValueError(f"there are no keys in {wrong[0]}")
         sections = translate(sections)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:  # not quoted: it may be another file by mistake
+    except (ValueError, yaml.YAMLError) as error:  # not quoted: it may be another file by mistake
         mark = getattr(error, "problem_mark", None)
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        reason = f"in line {mark.line + 1}: {str(error.problem)[:80]}" if mark else reason
+        reason = f"in line {mark.line + 1}: {str(error.problem)[:80]}" if mark else str(error)
         expected = f"expected YAML in UTF-8 with keys in the sections {', '.join(SECTIONS)}"
         raise ValueError(f"{file} is no configuration: {' '.join(reason.split())}; {expected}") from None
     return sections, base
