@@ -113,10 +113,12 @@ template <class T, int NS> struct Scan {
     }
   }
 
-  // The vectors of channels at d, at all steps of the chunk.
-  VL_FLATTEN void read(V *out, const VlInput &in, const Steps &s, int64_t d, int count) {
-    if (a.channels_first) gather_channels<T>(out, in, s, d, count);
-    else gather<T>(out, in, s, d, count);
+  // A function that gives the vector of channels at d, at step i of the chunk. With channels_first it has transposed
+  // all of them into `buffer`.
+  VL_FLATTEN auto reader(V *buffer, const VlInput &in, const Steps &s, int64_t d, int count) {
+    const bool transposed = a.channels_first;
+    if (transposed) gather_channels<T>(buffer, in, s, d, count);
+    return [=, &in, &s](int64_t i) VL_LAMBDA { return transposed ? buffer[i] : read_row<T>(in, s, i, d, count); };
   }
   // Writes a block of an output with channels_first, (B, G, D, L).
   void write_channels(void *out, const V *v, const Steps &s, int64_t d, int count) {
@@ -136,11 +138,10 @@ template <class T, int NS> struct Scan {
                  W);
       compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count, [&](int i) { return dt[i]; });
     } else {
-      read(x, a.x, s, d, count);
-      if (a.channels_first) read(dt, a.dt, s, d, count);
-      compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count, [&](int i) {
-        return (a.channels_first ? dt[i] : read_row<T>(a.dt, s, i, d, count)) + bias;
-      });
+      if (a.channels_first) gather_channels<T>(x, a.x, s, d, count);
+      else gather<T>(x, a.x, s, d, count);
+      const auto dt_at = reader(dt, a.dt, s, d, count);
+      compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count, [&](int i) { return dt_at(i) + bias; });
     }
   }
 
@@ -221,7 +222,7 @@ template <class T, int NS> struct Scan {
     const int64_t rows = (a.mean ? b : s.direction * a.batch + b) * L;
     const Steps shared(0, s);  // all directions share z
     const bool gated = last && a.z.data;
-    read_gate(nullptr, gated, shared, d, count);
+    if (gated) silu<T>(z, nullptr, s.count, reader(z, a.z, shared, d, count));
     for (int64_t i = 0; i < s.count; i++) {
       T *at = (T *)a.y + (rows + s.token(i)) * a.channels + d;  // holds the sum over the previous directions
       V total = RULE == VL_NONE ? x[i] : y[i] + D * x[i];
@@ -233,13 +234,6 @@ template <class T, int NS> struct Scan {
       else store(at, total, count);
     }
     if (a.channels_first) write_channels(a.y, y, s, d, count);
-  }
-
-  // z after its SiLU, and its slope unless that is null, of one block.
-  VL_FLATTEN void read_gate(V *slope, bool gated, const Steps &s, int64_t d, int count) {
-    if (!gated) return;
-    if (a.channels_first) read(z, a.z, s, d, count);
-    silu<T>(z, slope, s.count, [&](int i) { return a.channels_first ? z[i] : read_row<T>(a.z, s, i, d, count); });
   }
 
   template <int RULE> bool backward() {
@@ -282,10 +276,10 @@ template <class T, int NS> struct Scan {
     const Steps shared(0, s);                                               // all directions share z
     const V D = parameter(a.D, s.direction, block);
     const T scale = this->scale();
-    read_gate(z_slope, a.z.data, shared, d, count);
-    if (a.channels_first) read(dy, a.dy, s, d, count);
+    if (a.z.data) silu<T>(z, z_slope, s.count, reader(z, a.z, shared, d, count));
+    const auto dy_at = reader(dy, a.dy, s, d, count);
     for (int64_t i = 0; i < s.count; i++) {
-      dy[i] = (a.channels_first ? dy[i] : read_row<T>(a.dy, s, i, d, count)) * scale;
+      dy[i] = dy_at(i) * scale;
       if (a.z.data) {  // dz needs a sum over directions, which is stored in dz until the last one
         const int64_t row = b * L + s.token(i);
         T *at = (T *)a.dz + row * a.dz_step + d, *gated_y = (T *)a.y + row * a.channels + d;

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..engine.distributed import shell_path
 from ..export.attention import SCANS
-from ..export.capture import is_ours
+from ..export.capture import has_backbone
 from ..export.formats import FORMATS, kind_of, summarize
 from ..export.load import load_for_export
 from ..export.precision import PRECISIONS
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     form.check_installed()
     examples = read_examples(options.model, options.examples) if web else []
     model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
-    if web and not is_ours(model):
+    if web and not has_backbone(model):
         raise ValueError(f"--to web is for models of this library, not {options.model}; export with --to onnx")
     script = not web and options.features is None and model.num_classes > 0 and getattr(model, "in_chans", 3) == 3
     arguments = dict(precision=options.precision, scan=options.scan)

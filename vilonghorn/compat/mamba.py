@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import mamba_inner, rms_norm
+from ..ops.rules import inverse_softplus
 from ..ops.validate import MAX_CONV, MAX_STATE
 from .causal_conv1d import causal_conv1d_fn
 from .norms import RMSNorm, layer_norm_fn
@@ -141,8 +142,8 @@ class Mamba(nn.Module):
 
 def initial_steps(size: int, least: float, most: float, floor: float, device: Any) -> Tensor:
     """Biases of dt whose softplus is between `least` and `most`, uniform in its logarithm."""
-    dt = torch.exp(torch.rand(size, device=device) * math.log(most / least) + math.log(least)).clamp(min=floor)
-    return dt + torch.log(-torch.expm1(-dt))
+    dt = torch.exp(torch.rand(size, device=device) * math.log(most / least) + math.log(least))
+    return inverse_softplus(dt.clamp(min=floor))
 
 
 def parameter(value: Tensor, mark: str = "_no_weight_decay") -> nn.Parameter:

@@ -13,6 +13,7 @@ from ..ops import scan
 from ..ops._torch import autocast_dtype, is_tracing
 from ..ops.arguments import ScanArguments, flatten, tensors
 from ..ops.register import DECOMPOSITIONS, mode
+from ..ops.rules import inverse_softplus
 from ..ops.validate import DTYPES, MAX_STATE
 
 SMALLEST_STEP = 1e-20  # of a step without softplus: no number has a softplus of zero
@@ -94,7 +95,7 @@ def scan_arguments(
         u, delta, B, C = (t.to(dtype) for t in (u, delta, B, C))
     if not delta_softplus:
         step = delta if delta_bias is None else delta + delta_bias.to(delta.dtype)[:, None]
-        delta, delta_bias = _inverse_softplus(function, step), None
+        delta, delta_bias = _before_softplus(function, step), None
     if steps != dim:
         delta = delta.repeat_interleave(dim // steps, 1)
         delta_bias = None if delta_bias is None else delta_bias.repeat_interleave(dim // steps)
@@ -114,13 +115,13 @@ def scan_arguments(
     return ScanArguments(x, dt, by_token(B), by_token(C), z, A, D, delta_bias, state, **options)
 
 
-def _inverse_softplus(function: str, step: Tensor) -> Tensor:
+def _before_softplus(function: str, step: Tensor) -> Tensor:
     """The number whose softplus is `step`; while torch compiles or exports, that of a negative step is NaN."""
     if not (is_tracing(step) or step.is_meta) and step.numel() and (least := step.detach().min().item()) < 0:
         expected = "expected 0 or more; clamp, or use softplus"
         raise ValueError(f"{function}: a step without softplus is {least:.3g}, {expected}")
     step = torch.where(step.detach().abs() < SMALLEST_STEP, step - step.detach() + SMALLEST_STEP, step)
-    return step + torch.log(-torch.expm1(-step))
+    return inverse_softplus(step)
 
 
 def by_group(t: Tensor, G: int) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import timm
 from timm.layers import to_2tuple
 
-from .. import compat, models  # noqa: F401  (models registers ours with timm)
+from .. import models  # noqa: F401  (registers our models with timm)
 from ..data.image_file import printable
 from ..data.loaders.config import ImageConfig, TransformConfig, check_intervals, within
 from ..models.weights_file import one_line
@@ -315,6 +315,8 @@ def check(config: Config) -> None:
 def import_models(modules: Sequence[str]) -> None:
     """Imports `run.imports`. Raises ValueError if one cannot be imported."""
     if modules:
+        from .. import compat  # other runs start without it
+
         compat.install(patches=True)
     for name in modules:
         try:

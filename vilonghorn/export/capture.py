@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 BATCH_SIZES = (1, 2, 5)  # of the comparison, where a file takes any number of images
 
 
-def is_ours(model: nn.Module) -> bool:
-    """Whether a model of `load_for_export` is of this library."""
-    return isinstance(model, Backbone) or isinstance(getattr(model, "model", None), Backbone)
-
-
 def backbone(model: nn.Module) -> Backbone:
-    """The model of this library in a model of `load_for_export`."""
-    return model if isinstance(model, Backbone) else model.model
+    """The model of this library in a model of `load_for_export`, for which `has_backbone` is true."""
+    return getattr(model, "model", model)  # that of a FeatureGetterNet, or the model itself
+
+
+def has_backbone(model: nn.Module) -> bool:
+    """Whether a model of `load_for_export` is of this library, not of another package."""
+    return isinstance(backbone(model), Backbone)
 
 
 def min_grid(model: nn.Module) -> int:
@@ -39,7 +39,7 @@ def min_grid(model: nn.Module) -> int:
 
 def compared_sizes(model: nn.Module) -> list[tuple[int, int, int]]:
     """Channels, height and width of the images by which a file is compared with its model."""
-    if not is_ours(model):
+    if not has_backbone(model):
         return [model.pretrained_cfg["input_size"]]  # type: ignore[index, list-item]
     least, net = min_grid(model), backbone(model)
     rows, columns = (max(least, side) for side in net.grid_size())
@@ -52,12 +52,13 @@ def capture(
 ) -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
-    Models of other packages are captured for images of their own size, and for one image if their code fixes the number
-    of images. Of those of this library, with `keep_native`,
-    blocks and scans are operators of this library, else of torch. `precision` is one of PRECISIONS.
+    With `keep_native`, blocks and scans are operators of this library, else of torch. `precision` is one of PRECISIONS.
     With scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime.
+
+    A model of another package is captured without these options, for images of its own size, and for one image if its
+    code fixes the number of images.
     """
-    if not is_ours(model):
+    if not has_backbone(model):
         return _capture_other(model)
     least, dims = min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *backbone(model).patches()):
@@ -88,10 +89,15 @@ def _capture_other(model: nn.Module) -> ExportedProgram:
             return torch.export.export(model, (torch.zeros(1, *shape),), strict=False)
 
 
+def input_shape(program: ExportedProgram) -> torch.Size:
+    """The shape of the images that a captured model takes; a size that may change is a torch.SymInt."""
+    [name] = program.graph_signature.user_inputs
+    return next(node for node in program.graph.nodes if node.name == name).meta["val"].shape
+
+
 def batch_sizes(program: ExportedProgram) -> tuple[int, ...]:
     """Numbers of images by which a file is compared with its model."""
-    [name] = program.graph_signature.user_inputs
-    count = next(node for node in program.graph.nodes if node.name == name).meta["val"].shape[0]
+    count = input_shape(program)[0]
     return (count,) if isinstance(count, int) else BATCH_SIZES
 
 

@@ -39,15 +39,15 @@ def load_for_export(
         FileNotFoundError: there is no such checkpoint.
     """
     name, kwargs = str(name), dict[str, Any](dynamic_img_pad=False)
-    run, which = name, checkpoint
     if is_run := Path(name).is_dir():
-        checkpoint = RunDirectory(name).weights(str(checkpoint or "best"))
-        kwargs["pretrained_cfg_overlay"] = preprocessing(name)
+        run, which = name, str(checkpoint or "best")
+        checkpoint = RunDirectory(run).weights(which)
+        kwargs["pretrained_cfg_overlay"] = preprocessing(run)
         name = load_weights(checkpoint, tensors=False)[1].get("model", "")
-    if not is_ours(name) and is_run:
-        if img_size is not None or features is not None:
-            raise ValueError(f"{run} has {name} of another package: leave out --img-size and --features")
-        return _load_foreign(run, str(which or "best"))
+        if not is_ours(name):
+            if img_size is not None or features is not None:
+                raise ValueError(f"{run} has {name} of another package: leave out --img-size and --features")
+            return _load_other(run, which)
     if not is_ours(name):
         known = ", ".join(filter(is_ours, timm.list_models()))
         raise ValueError(f"{name} is neither the directory of a run nor one of this library's models: {known}")
@@ -83,7 +83,7 @@ def load_for_export(
     return model.eval().float().requires_grad_(False)
 
 
-def _load_foreign(run: str, checkpoint: str) -> nn.Module:
+def _load_other(run: str, checkpoint: str) -> nn.Module:
     """The model of a run that another package has registered with timm, for images of the run's size."""
     loaded = load(run, checkpoint, device="cpu")
     cfg = dict(architecture=loaded.architecture, label_names=loaded.class_names)

@@ -9,6 +9,7 @@ import torch
 from torch.export import ExportedProgram
 
 from . import native
+from .capture import input_shape
 
 OPSET = 18  # of ONNX: torch's exporter is written for it
 
@@ -67,8 +68,7 @@ def _refuse_part_patches(graph: Any, program: ExportedProgram) -> None:
     """
     import onnx_ir as ir
 
-    [name], [images], tape = program.graph_signature.user_inputs, graph.inputs, ir.tape.Tape()
-    _, _, *sizes = next(node for node in program.graph.nodes if node.name == name).meta["val"].shape
+    [images], tape, (_, _, *sizes) = graph.inputs, ir.tape.Tape(), input_shape(program)
     sides = [size.node.expr for size in sizes]  # each is step * n + rest pixels for any n
     steps = [int(side.diff(*side.free_symbols)) for side in sides]
     rests = [int(side.subs({symbol: 0 for symbol in side.free_symbols})) for side in sides]

@@ -15,7 +15,7 @@ from ..data.image_file import printable
 from ..layers import Mixer
 from . import run_exported
 from .attention import RULE, SCANS, check_runtime
-from .capture import BATCH_SIZES, batch_sizes, capture, compared_sizes, describe, is_ours
+from .capture import BATCH_SIZES, batch_sizes, capture, compared_sizes, describe, has_backbone
 from .formats import FORMATS, make_script
 from .precision import PRECISIONS, round_weights
 
@@ -53,7 +53,7 @@ def export(
     form, path = FORMATS[kind], Path(path)
     if broken := [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]:
         raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
-    if form.library and not is_ours(model):
+    if form.library and not has_backbone(model):
         raise ValueError(f"kind is {kind!r}, which is for models of this library; export with 'onnx' or 'pt2'")
     if precision not in form.precisions:
         raise ValueError(f"precision is {precision!r}, expected 'fp32' with {kind!r}")

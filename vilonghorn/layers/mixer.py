@@ -17,7 +17,7 @@ from ..ops._torch import autocast_dtype, is_tracing, is_unchanged
 from ..ops.arguments import MixerWeights
 from ..ops.backends import cpu
 from ..ops.mamba_inner import SCAN_NORM_EPS, check_arguments, convolve, projections
-from ..ops.rules import NO_RULE, find_rule
+from ..ops.rules import NO_RULE, find_rule, inverse_softplus
 from ..ops.validate import MAX_CONV, MAX_STATE, check_flags
 from .norm import decay_rates
 
@@ -170,7 +170,7 @@ class Mixer(nn.Module):
         dd: dict[str, Any] = {"device": self.dt_bias.device, "dtype": torch.float32}
         self.A_log.copy_(torch.arange(1, self.d_state + 1, **dd).log().expand_as(self.A_log))
         step = torch.empty(self.dt_bias.shape, **dd).uniform_(math.log(DT_MIN), math.log(DT_MAX)).exp()
-        self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
+        self.dt_bias.copy_(inverse_softplus(step))
 
     def forward(self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None) -> Tensor:
         """Mixes tokens, (B, L, dim). `grid`: [rows, columns] of the patches, for a convolution over the grid.

@@ -38,10 +38,10 @@ class Sizes(NamedTuple):
 CHANNELS_FIRST = ("x", "dt", "z")  # whose channels lie before the tokens with `channels_first`
 
 
-def by_channel(t: Tensor) -> Tensor:
+def by_channel(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Memory like t, (G, B, L, D) or (B, L, D), whose channels lie before the tokens: (B, G, D, L) or (B, D, L)."""
     *G, B, L, D = t.shape
-    return t.new_empty(B, *G, D, L).movedim(0, len(G)).mT
+    return t.new_empty((B, *G, D, L), dtype=dtype).movedim(0, len(G)).mT
 
 
 class ScanArguments(NamedTuple):
@@ -86,11 +86,11 @@ class ScanArguments(NamedTuple):
         G, *shape = self.x.shape
         return tuple(shape if self.reduce == "mean" else (G, *shape))
 
-    def new_outputs(self) -> tuple[Tensor, Tensor]:
-        """Memory for y and for the state after the last token, which is empty if it is not returned."""
-        G, B, _, D, N, *_ = self.sizes
-        y, shape = self.x.new_empty(self.output_shape), (G, B, N, D) if self.return_state else 0
-        return by_channel(y) if self.channels_first else y, self.x.new_empty(shape, dtype=self.compute_dtype)
+    def new_outputs(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Memory for y, of x's dtype or another, and for the last state, which is empty if it is not returned."""
+        (G, B, _, D, N, *_), x = self.sizes, self.x
+        y = by_channel(x, dtype) if self.channels_first else x.new_empty(self.output_shape, dtype=dtype)
+        return y, x.new_empty((G, B, N, D) if self.return_state else 0, dtype=self.compute_dtype)
 
     @property
     def compute_dtype(self) -> torch.dtype:

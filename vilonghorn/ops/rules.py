@@ -76,6 +76,11 @@ def _longhorn_exact_step(state: Tensor, x: Tensor | float, gate: Tensor, k: Tens
     return state + gate * (x - read(state, k)) * k
 
 
+def inverse_softplus(step: Tensor) -> Tensor:
+    """The dt whose gate of rule "mamba" is `step`, positive."""
+    return step + torch.log(-torch.expm1(-step))
+
+
 def _mamba_gate(dt: Tensor, k: Tensor) -> Tensor:
     return F.softplus(dt)
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ._torch import autocast_dtype
-from .arguments import ScanArguments, by_channel, new_gradients
+from .arguments import CHANNELS_FIRST, ScanArguments, by_channel, named_tensors
 from .backends import choose, expand_heads, native
 from .register import register_op
 from .validate import check_flags, validate_scan
@@ -115,7 +115,8 @@ def _backward(
     if not args.channels_first or backend.NAME == native.NAME:
         return backend.backward(dy, dstate, args, *saved)
     grads = backend.backward(dy, dstate, args._replace(channels_first=False), *saved)
-    return [None if g is None or new is None else new.copy_(g) for g, new in zip(grads, new_gradients(args))]
+    pairs = zip(named_tensors(args), grads)
+    return [by_channel(g).copy_(g) if g is not None and name in CHANNELS_FIRST else g for name, g in pairs]
 
 
 _run = register_op(

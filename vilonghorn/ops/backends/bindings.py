@@ -264,10 +264,10 @@ class ScanParams(Params):
 
     def forward_outputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Allocates y and the last state; returns them and `states`, which the kernel writes if they are not empty."""
-        y, state = self.args.new_outputs()
-        for name, t in (("saved_states", states), ("final_state", state)):
+        y, state = self.args.new_outputs(self.dtype)
+        for name, t in (("y", y), ("saved_states", states), ("final_state", state)):
             self.pointer(name, t)
-        return self.pointer("y", y.to(self.dtype)), state, states
+        return y, state, states
 
     def backward_outputs(
         self, dy: Tensor, dstate: Tensor | None, saved_states: Tensor, out: Mapping[str, Tensor] = {}
@@ -287,6 +287,6 @@ class ScanParams(Params):
                 continue
             axes, given = (splits,) if splits > 1 and name in ("k", "q") else (), out.get(name)
             if self.args.channels_first and name in CHANNELS_FIRST:
-                given = by_channel(t.to(self.dtype))
+                given = by_channel(t, self.dtype)
             grads[name] = self.output(f"d{name}", (*axes, *t.shape), out=given)
         return grads

@@ -52,7 +52,7 @@ def _no_gpu(device: int | None) -> str | None:
 # Arguments of the kernels
 Inputs = namedtuple("Inputs", "x dt k q z dy D dt_bias")  # tensors, None if absent, or all their strides but the last
 Outputs = namedtuple("Outputs", "x dt k q z z_strides D dt_bias sums")  # gradients, memory for sums over directions
-Ends = namedtuple("Ends", "given result")  # the first and the last state, or in backward their gradients reversed
+Ends = namedtuple("Ends", "given result")  # first and last state; in backward the gradient of the last, of the first
 Sums = namedtuple("Sums", "k q dt")  # what `sum_shares` writes, or its strides
 SumConfig = namedtuple("SumConfig", "CHUNK N PADDED")
 ChunkConfig = namedtuple("ChunkConfig", "CHUNK DOUBLINGS BLOCK N PADDED PRECISION")
