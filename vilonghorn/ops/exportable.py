@@ -99,17 +99,17 @@ def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:
     A NaN or an infinity reaches the earlier tokens of its chunk, too. `backends/triton/chunks.py` has the kernels.
     """
     x, dt, k, q, D, dt_bias, reverse = args.x, args.dt, args.k, args.q, args.D, args.dt_bias, args.reverse
-    (_, _, L, _), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
+    (G, _, L, _), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
     compute = args.compute_dtype
     skip = 0.0 if D is None else D.to(compute)[:, None, None] * x.to(compute)
     dt = dt.to(compute) if dt_bias is None else dt.to(compute) + dt_bias.to(compute)[:, None, None]
     eps = RULES["longhorn_exact"].gate(dt, k.to(compute))
-    x, eps, k, q = (torch.stack(flip_reversed(t.to(compute), reverse)) for t in (x, eps, k, q))
+    x, eps, k, q = (torch.cat(flip_reversed(t.to(compute), reverse)) for t in (x, eps, k, q))  # (G * B, L, ...)
     missing = -L % chunk  # tokens that add nothing fill the last chunk
     missing += 0 if isinstance(L, int) and L else chunk  # for no tokens, one chunk; an exported graph needs two
-    x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for t in (x, eps, k, q))
-    x = x.unflatten(-1, (H, -1)).transpose(3, 4)  # (G, B, chunks, H, C, P)
-    k, q, eps = k.unsqueeze(3), q.unsqueeze(3), eps.transpose(3, 4).unsqueeze(-1)
+    x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(1, (-1, chunk)) for t in (x, eps, k, q))
+    x = x.unflatten(-1, (H, -1)).transpose(2, 3)  # (G * B, chunks, H, C, P): Core ML takes five dimensions
+    k, q, eps = k.unsqueeze(2), q.unsqueeze(2), eps.transpose(2, 3).unsqueeze(-1)
     k_t = k.transpose(-1, -2)  # of k, like q (..., 1, C, N); eps is (..., H, C, 1)
     # Token i adds k_i u_i^T to the state. With S, the state before the chunk, (1 + tril(eps k k^T)) u = eps (x - k S).
     inverse = invert_unit_triangular((eps * (k @ k_t)).tril(-1))
@@ -117,20 +117,28 @@ def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:
     seen = (q @ k_t).tril()
     kept = torch.eye(N, dtype=compute, device=x.device) - k_t @ w  # (..., N, N)
     y = seen @ u + (q - seen @ w) @ _states(kept, k_t @ u)
-    y = y.transpose(3, 4).flatten(4).flatten(2, 3)[:, :, :L]
-    return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
+    y = y.transpose(2, 3).flatten(3).flatten(1, 2)
+    y = y if isinstance(missing, int) and not missing else y[:, :L]
+    return (torch.stack(flip_reversed(y.unflatten(0, (G, -1)), reverse)) + skip).to(dtype)
 
 
 def _states(kept: Tensor, added: Tensor) -> Tensor:
-    """The states before each chunk, (G, B, chunks, H, N, P): S <- kept S + added, (..., N, N) and (..., N, P)."""
-    state, states = torch.zeros_like(added[:, :, 0]), []
-    if torch.compiler.is_compiling() and not isinstance(added.shape[2], int):  # a graph for any number of tokens
-        changing = tuple(t.movedim(2, 0).clone(memory_format=torch.contiguous_format) for t in (kept, added))
-        return captured_loop(lambda s, chunk: (chunk[0] @ s + chunk[1], s.clone()), state, changing)[1].movedim(0, 2)
-    for keep, add in zip(kept.unbind(2), added.unbind(2)):
-        states.append(state)
-        state = keep @ state + add
-    return torch.stack(states, 2)
+    """The states before each chunk, (B, chunks, H, N, P): S <- kept S + added, (..., N, N) and (..., N, P)."""
+    chunks = added.shape[1]
+    if torch.compiler.is_compiling() and not isinstance(chunks, int):  # a graph for any number of tokens
+        changing = tuple(t.movedim(1, 0).clone(memory_format=torch.contiguous_format) for t in (kept, added))
+        state = torch.zeros_like(added[:, 0])
+        return captured_loop(lambda s, chunk: (chunk[0] @ s + chunk[1], s.clone()), state, changing)[1].movedim(0, 1)
+    if chunks == 1:
+        return torch.zeros_like(added)
+    # No loop: entry i becomes the update by chunk i and those before it, 2, 4, ... chunks in all.
+    kept, added, step = kept[:, :-1], added[:, :-1], 1
+    while step < chunks - 1:
+        later = kept[:, step:]
+        added = torch.cat([added[:, :step], added[:, step:] + later @ added[:, :-step]], 1)
+        kept = torch.cat([kept[:, :step], later @ kept[:, :-step]], 1)
+        step *= 2
+    return F.pad(added, (0, 0, 0, 0, 0, 0, 1, 0))
 
 
 def invert_unit_triangular(lower: Tensor) -> Tensor:
@@ -142,12 +150,12 @@ def invert_unit_triangular(lower: Tensor) -> Tensor:
     C = lower.shape[-1]
     row, column = torch.arange(C, device=lower.device).unsqueeze(1), torch.arange(C, device=lower.device)
 
-    def below(size: int) -> Tensor:
-        return lower * ((row // size == column // size + 1) & (row // size % 2 == 1))
-
-    inverse, size = torch.eye(C, dtype=lower.dtype, device=lower.device) - below(1), 2
-    while size < C:
-        inverse = inverse - inverse @ below(size) @ inverse
+    inverse = block = torch.eye(C, dtype=lower.dtype, device=lower.device)
+    size = 2
+    while size <= C:
+        wider = (row // size == column // size).to(lower.dtype)  # 1 within the blocks of `size` rows
+        below, block = lower * (wider - block), wider
+        inverse = inverse - (below if size == 2 else inverse @ below @ inverse)
         size *= 2
     return inverse
 
