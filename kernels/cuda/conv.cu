@@ -21,7 +21,8 @@ constexpr int kMaxChannelThreads = 32;
 bool takes_vectors(const VlConv &a, int vector, bool backward) {
   const int64_t size = a.dtype == VL_FLOAT32 ? 4 : 2;
   const auto fits = [&](const VlInput &in) { return vilonghorn::is_aligned(in, vector * size, size); };
-  return a.channels % vector == 0 && fits(a.x) && (!backward || (fits(a.dy) && fits({a.dx, 0, 0, a.dx_step})));
+  if (a.channels % vector || !fits(a.x) || !fits(a.z)) return false;
+  return !backward || (fits(a.dy) && fits({a.dx, 0, 0, a.dx_step}) && fits({a.dz, 0, 0, a.dx_step}));
 }
 
 // How threads share the work. A sequence is one line of tokens, or the rows of a grid and one for a class token.
@@ -31,14 +32,15 @@ struct Geometry {
   int64_t rows;
   Geometry(const VlConv &a, bool backward) {
     const bool on_grid = a.conv_grid.rows;
-    const int64_t lines = on_grid ? a.conv_grid.rows + 1 : 1, steps = on_grid ? a.conv_grid.columns : a.length;
+    const bool class_token = on_grid && a.length > a.conv_grid.rows * a.conv_grid.columns;
+    const int64_t lines = on_grid ? divide_up(a.conv_grid.rows, kGridRows) + class_token : 1;
+    const int64_t steps = on_grid ? a.conv_grid.columns : a.length;
     vector = backward ? kBackwardVector : kForwardVector;
     if (!on_grid && (a.d_conv != kTaps || (uintptr_t)a.weight % sizeof(Quad))) vector = 1;
-    if (!takes_vectors(a, vector, backward)) vector = 1;
+    if (class_token || !takes_vectors(a, vector, backward)) vector = 1;
     const int64_t columns = divide_up(a.channels, vector);
     segment = on_grid ? kGridSegment : backward ? kBackwardSegment : kForwardSegment;
-    while (!on_grid && segment > kMinSegment && a.batch * divide_up(steps, segment) * columns < kBusyThreads)
-      segment /= 2;
+    while (segment > kMinSegment && a.batch * lines * divide_up(steps, segment) * columns < kBusyThreads) segment /= 2;
     segments = (int)divide_up(steps, segment);
     segment = (int)divide_up(steps, segments);
     tiles = (int)divide_up(columns, kMaxChannelThreads);
@@ -63,8 +65,7 @@ int run_grid(const Walk &walk, const Geometry &at, bool backward, void *stream) 
   const int64_t blocks = at.rows * at.tiles;
   if (!backward) return launch(conv_grid_forward<T, FORWARD>, walk, blocks, at.threads, 0, stream);
   const size_t shared = (kGridTaps + 1) * BACKWARD * at.threads.x * at.threads.y * sizeof(float);
-  if (const int error = launch(conv_grid_backward<T, BACKWARD>, walk, blocks, at.threads, shared, stream)) return error;
-  return launch(conv_grid_dx<T, BACKWARD>, walk, blocks, at.threads, 0, stream);
+  return launch(conv_grid_backward<T, BACKWARD>, walk, blocks, at.threads, shared, stream);
 }
 template <class T> int run_walk(const Walk &walk, const Geometry &at, bool backward, void *stream) {
   const bool pair = walk.direction[1] >= 0;
@@ -102,6 +103,7 @@ template <class T> int run_conv(const VlConv &a, bool backward, int device, void
 
 int run_typed(const VlConv &a, bool backward, int device, void *stream) {
   if (a.conv_grid.rows && (a.d_conv != kGridTaps || a.conv_grid.height != 3)) return cudaErrorInvalidValue;
+  if (a.z.data && (!a.conv_grid.rows || a.directions > 1)) return cudaErrorInvalidValue;
   if (a.dtype == VL_FLOAT32) return run_conv<float>(a, backward, device, stream);
   if (a.dtype == VL_BFLOAT16) return run_conv<bfloat16>(a, backward, device, stream);
   return cudaErrorInvalidValue;

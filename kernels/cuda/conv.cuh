@@ -28,6 +28,7 @@ struct Walk {
 };
 
 VL_DEVICE int64_t patches_of(const VlConv &a) { return a.conv_grid.rows * a.conv_grid.columns; }
+VL_DEVICE bool has_class_token(const VlConv &a) { return a.length > patches_of(a); }
 
 // K floats of each channel of a thread.
 template <int K, int VECTOR> struct Taps {
@@ -45,21 +46,24 @@ template <> struct Taps<0, 1> {
   VL_DEVICE float &operator()(int j, int) { return v[j * stride]; }
 };
 
-// Where a thread is: its channels, and its segment of a sequence in scan order of the first direction, or ON_GRID of a
-// row of patches, the last of which is the class token.
+// Where a thread is: its channels, and its segment of a sequence in scan order of the first direction, or ON_GRID of
+// `rows` rows of patches, after the last of which a class token comes.
 template <bool ON_GRID> struct Place {
-  int channel, begin, end;
-  int64_t batch, line, row;  // line: of the grid; row: of the blocks with the same channels
-  bool active;
-  VL_DEVICE Place(const Walk &walk, int vector) : line(0), row(blockIdx.x / walk.tiles) {
+  int channel, begin, end, line;  // line: the first row of the grid
+  int64_t batch, row;             // row: of the blocks with the same channels
+  bool is_class_token, active;
+  VL_DEVICE Place(const Walk &walk, int vector, int rows = 1)
+      : line(0), row(blockIdx.x / walk.tiles), is_class_token(false) {
     const VlConv &a = walk.conv;
     channel = (int)(blockIdx.x % walk.tiles * blockDim.x + threadIdx.x) * vector;
-    const int64_t item = row * blockDim.y + threadIdx.y, lines = a.conv_grid.rows + 1;
+    const int64_t item = row * blockDim.y + threadIdx.y;
     int64_t steps = a.length;
     batch = item / walk.segments;
     if (ON_GRID) {
-      line = batch % lines, batch /= lines;
-      steps = line + 1 < lines ? a.conv_grid.columns : a.length - patches_of(a);
+      const int64_t groups = (a.conv_grid.rows + rows - 1) / rows, lines = groups + has_class_token(a);
+      is_class_token = batch % lines == groups;
+      line = is_class_token ? 0 : (int)(batch % lines) * rows, batch /= lines;
+      steps = is_class_token ? 1 : a.conv_grid.columns;
     }
     begin = (int)(item % walk.segments) * walk.segment;
     end = begin + walk.segment < steps ? begin + walk.segment : (int)steps;

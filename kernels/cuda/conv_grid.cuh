@@ -1,176 +1,200 @@
-// The depthwise 3 x 3 convolution over a grid of patches, with SiLU. Backward is two kernels: one for the gradients of
-// the weights and of the sums before SiLU, one for the gradient of the input. A launch runs one direction.
+// The depthwise 3 x 3 convolution over a grid of patches, with SiLU, and with a gate silu(z) if there is a z. One
+// kernel forward, one backward, and a sum of the weights' gradients. A launch runs one direction.
 //
-// A thread has VECTOR adjacent channels and walks along part of a row of patches. A class token is a further row; of
-// its window only the middle is not 0.
+// A thread has VECTOR adjacent channels and ROWS rows of patches, and walks along part of them, column by column. The
+// convolution is computed in transposed form: a column of inputs is added to the results of three columns. Backward
+// computes it again, also for the patches around its own, whose gradients reach them: nothing lies between its parts.
 #pragma once
 #include "conv.cuh"
 
 namespace vilonghorn {
 
-constexpr int kGridTaps = 9, kMiddle = 4;
-// Where tap j is in a window whose left column is at `left`.
-VL_DEVICE constexpr int in_window(int j, int left) { return j / 3 * 3 + (j + left) % 3; }
+constexpr int kGridTaps = 9;
+constexpr int kGridRows = 4;  // of a thread
 
-// The tokens of a grid: the patches, and before the middle patch a class token if there is one.
-struct Tokens {
-  int rows, columns, middle;  // middle: the first patch after a class token
-  VL_DEVICE explicit Tokens(const VlConv &a) : rows((int)a.conv_grid.rows), columns((int)a.conv_grid.columns) {
+// The rows of patches of a thread, or the class token, which is a grid of one patch. MAY_HAVE: there may be a class
+// token, before the middle patch.
+template <bool MAY_HAVE> struct Grid {
+  int line, rows, columns, first, middle;  // first: the token of patch 0; middle: the first patch after a class token
+  VL_DEVICE Grid(const VlConv &a, const Place<true> &place)
+      : line(place.line), rows((int)a.conv_grid.rows), columns((int)a.conv_grid.columns), first(0) {
     const int patches = rows * columns;
-    middle = a.length > patches ? patches / 2 : patches;
+    middle = has_class_token(a) ? patches / 2 : patches;
+    if (MAY_HAVE && place.is_class_token) rows = columns = middle = 1, first = patches / 2;
   }
-  VL_DEVICE int64_t at(int line, int column) const {
-    const int patch = line * columns + column;
-    return line == rows ? middle : patch + (patch >= middle);
+  // Whether there is a row `i` after the thread's first one, for i from -kGridRows to kGridRows + 2.
+  VL_DEVICE bool has_row(int i) const { return i < 0 ? line >= -i : line < rows - i; }
+  VL_DEVICE bool has_column(int column) const { return (unsigned)column < (unsigned)columns; }
+};
+
+// A tensor from a thread's first row on.
+template <class T, bool MAY_HAVE> struct Rows {
+  const Grid<MAY_HAVE> &grid;
+  T *first;
+  int64_t step, row_step;
+  // `tensor`: token 0.
+  VL_DEVICE Rows(const T *tensor, int64_t step, const Grid<MAY_HAVE> &grid)
+      : grid(grid), first((T *)tensor + (grid.first + grid.line * grid.columns) * step), step(step),
+        row_step(grid.columns * step) {
+    pin(first), pin(row_step);
+  }
+  // Calls visit(i, the patch of row `begin` + i) for COUNT rows of a column.
+  template <int COUNT, class Visit> VL_DEVICE void walk(int begin, int column, Visit visit) const {
+    T *at = first + begin * row_step + column * step;
+    VL_UNROLL for (int i = 0; i < COUNT; i++, at += row_step) {
+      pin(at);
+      visit(i, MAY_HAVE && (grid.line + begin + i) * grid.columns + column >= grid.middle ? at + step : at);
+    }
+  }
+  // Reads COUNT rows of a column; zeros outside of the grid.
+  template <int COUNT, int VECTOR> VL_DEVICE void read(Vector<T, VECTOR> (&out)[COUNT], int begin, int column) const {
+    const bool inside = grid.has_column(column);
+    walk<COUNT>(begin, column,
+                [&](int i, const T *at) { out[i] = load_if<T, VECTOR>(inside && grid.has_row(begin + i), at); });
+  }
+  // Writes COUNT rows of a column, without those outside of the grid.
+  template <int COUNT, int VECTOR> VL_DEVICE void write(const float (&values)[COUNT][VECTOR], int column) const {
+    walk<COUNT>(0, column, [&](int i, T *at) {
+      if (grid.has_row(i)) store<T>(at, values[i]);
+    });
   }
 };
 
-// A place that moves along a line: a multiplication at each step would take longer.
-template <class T> struct Cursor {
-  T *at;
-  int64_t step;
-  int crossing;  // the column before which a class token is passed
-  VL_DEVICE Cursor() {}
-  // `token`: 0 of the tensor.
-  VL_DEVICE Cursor(T *token, int64_t step, const Tokens &tokens, int64_t line, int column)
-      : at(token + tokens.at((int)line, column) * step), step(step),
-        crossing(tokens.middle - (int)line * tokens.columns) {
-    pin(at);
-  }
-  VL_DEVICE void move_to(int column) {
-    at += column == crossing ? 2 * step : step;
-    pin(at);
-  }
-};
-
-// Calls visit(column, window, left) at each step, with the inputs (height, width, VECTOR) around it. `x`: token 0.
-// Column j of a window is at (left + j) % 3: a step reads one column, and takes the others from the steps before it.
-template <class T, int VECTOR, class Visit>
-VL_DEVICE void walk_row(const VlConv &a, const Place<true> &place, const T *x, int64_t step, Visit visit) {
-  const Tokens tokens(a);
-  const int line = (int)place.line, last = place.end < tokens.columns ? place.end : tokens.columns - 1;
-  float window[kGridTaps][VECTOR] = {};
-  if (line == tokens.rows) {
-    if (place.begin >= place.end) return;
-    const Vector<T, VECTOR> in = load<T, VECTOR>(x + tokens.middle * step);
-    VL_UNROLL for (int c = 0; c < VECTOR; c++) window[kMiddle][c] = in[c];
-    return visit(0, window, 0);
-  }
-  Cursor<const T> next[3];  // in the lines above, at and below the window
-  VL_UNROLL for (int i = 0; i < 3; i++) next[i] = Cursor<const T>(x, step, tokens, line + i - 1, place.begin - 1);
-  const auto read = [&](Vector<T, VECTOR>(&in)[3], int column) {
-    VL_UNROLL for (int i = 0; i < 3; i++) {
-      const bool inside = line + i >= 1 && line + i <= tokens.rows && column <= last;
-      in[i] = load_if<T, VECTOR>(inside && column >= 0, next[i].at);
-      next[i].move_to(column + 1);
-    }
-  };
-  const auto keep = [&](const Vector<T, VECTOR>(&in)[3], int j) {
-    VL_UNROLL for (int i = 0; i < 3; i++) VL_UNROLL for (int c = 0; c < VECTOR; c++) window[3 * i + j][c] = in[i][c];
-  };
-  Vector<T, VECTOR> in[3][3];  // of three columns
-  VL_UNROLL for (int j = 0; j < 2; j++) read(in[j], place.begin - 1 + j), keep(in[j], j);
-  VL_ROLL for (int column = place.begin; column < place.end; column += 3) {
-    VL_UNROLL for (int j = 0; j < 3; j++) read(in[j], column + 1 + j);
-    VL_UNROLL for (int j = 0; j < 3; j++) {
-      keep(in[j], (j + 2) % 3);
-      if (column + j < place.end) visit(column + j, window, j);
-    }
-  }
+template <class T, int COUNT, int VECTOR>
+VL_DEVICE void to_floats(const Vector<T, VECTOR> (&in)[COUNT], float (&out)[COUNT][VECTOR]) {
+  VL_UNROLL for (int i = 0; i < COUNT; i++) VL_UNROLL for (int c = 0; c < VECTOR; c++) out[i][c] = in[i][c];
 }
 
-// The filter of each channel of a thread; `flipped`: the weights by which a token reaches the results around it.
+// The filter of each channel of a thread.
 template <int VECTOR> struct Filter {
   float weight[kGridTaps][VECTOR], bias[VECTOR];
-  VL_DEVICE Filter(const Walk &walk, int channel, bool flipped) {
+  VL_DEVICE Filter(const Walk &walk, int channel) {
     VL_UNROLL for (int c = 0; c < VECTOR; c++) {
       const int64_t row = walk.direction[0] * walk.conv.channels + channel + c;
       bias[c] = ((const float *)walk.conv.bias)[row];
       VL_UNROLL for (int j = 0; j < kGridTaps; j++) weight[j][c] =
-          ((const float *)walk.conv.weight)[row * kGridTaps + (flipped ? kGridTaps - 1 - j : j)];
+          ((const float *)walk.conv.weight)[row * kGridTaps + j];
     }
   }
-  VL_DEVICE float add(float sum, const float (&window)[kGridTaps][VECTOR], int left, int c) const {
-    VL_UNROLL for (int j = 0; j < kGridTaps; j++) sum = fmaf(weight[j][c], window[in_window(j, left)][c], sum);
-    return sum;
+};
+
+// The results of ROWS rows in two columns, of which the inputs of a third are missing. FLIPPED: the weights by which a
+// patch reaches the results around it, without the bias.
+template <int ROWS, int VECTOR, bool FLIPPED> struct Sweep {
+  float sums[2][ROWS][VECTOR];
+  VL_DEVICE explicit Sweep(const Filter<VECTOR> &filter) {
+    VL_UNROLL for (int r = 0; r < ROWS; r++) VL_UNROLL for (int c = 0; c < VECTOR; c++) sums[0][r][c] = sums[1][r][c] =
+        FLIPPED ? 0.f : filter.bias[c];
+  }
+  // Adds a column of inputs, which begins a row above; returns the results of the column before it.
+  VL_DEVICE void add(const Filter<VECTOR> &filter, const float (&in)[ROWS + 2][VECTOR], float (&out)[ROWS][VECTOR]) {
+    VL_UNROLL for (int r = 0; r < ROWS; r++) VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+      float sum[3] = {FLIPPED ? 0.f : filter.bias[c], sums[1][r][c], sums[0][r][c]};
+      VL_UNROLL for (int j = 0; j < kGridTaps; j++) sum[j % 3] =
+          fmaf(filter.weight[FLIPPED ? kGridTaps - 1 - j : j][c], in[r + j / 3][c], sum[j % 3]);
+      out[r][c] = sum[2], sums[0][r][c] = sum[1], sums[1][r][c] = sum[0];
+    }
   }
 };
 
 template <class T, int VECTOR>
 __global__ void __launch_bounds__(kThreads) conv_grid_forward(const __grid_constant__ Walk walk) {
+  constexpr int ROWS = kGridRows;
+  constexpr bool MAY_HAVE = VECTOR == 1;
   const VlConv &a = walk.conv;
-  const Place<true> place(walk, VECTOR);
+  const Place<true> place(walk, VECTOR, ROWS);
   if (!place.active) return;
-  const Filter<VECTOR> filter(walk, place.channel, false);
-  T *const to = (T *)a.y + (walk.direction[0] * a.batch + place.batch) * a.length * a.channels + place.channel;
-  Cursor<T> y(to, a.channels, Tokens(a), place.line, place.begin);
-  walk_row<T, VECTOR>(a, place, token_at<T>(a.x, 0, place.batch, 0) + place.channel, a.x.step,
-                      [&](int column, const float (&window)[kGridTaps][VECTOR], int left) {
-                        float out[VECTOR];
-                        VL_UNROLL for (int c = 0; c < VECTOR; c++) {
-                          out[c] = filter.add(filter.bias[c], window, left, c);
-                          out[c] *= sigmoid(out[c]);
-                        }
-                        store<T>(y.at, out);
-                        y.move_to(column + 1);
-                      });
+  const Grid<MAY_HAVE> grid(a, place);
+  const Filter<VECTOR> filter(walk, place.channel);
+  Sweep<ROWS, VECTOR, false> sweep(filter);
+  const int64_t sequence = walk.direction[0] * a.batch + place.batch;
+  const Rows<T, MAY_HAVE> x(token_at<T>(a.x, 0, place.batch, 0) + place.channel, a.x.step, grid);
+  const Rows<T, MAY_HAVE> z(token_at<T>(a.z, 0, place.batch, 0) + place.channel, a.z.step, grid);
+  const Rows<T, MAY_HAVE> y((T *)a.y + sequence * a.length * a.channels + place.channel, a.channels, grid);
+  const bool gated = a.z.data;
+  Vector<T, VECTOR> next[ROWS + 2], next_z[ROWS] = {};
+  x.read(next, -1, place.begin - 1);
+  VL_ROLL for (int column = place.begin - 1; column <= place.end; column++) {
+    float in[ROWS + 2][VECTOR], gate[ROWS][VECTOR], out[ROWS][VECTOR];
+    to_floats(next, in), to_floats(next_z, gate);
+    x.read(next, -1, column + 1);
+    if (gated) z.read(next_z, 0, column);
+    sweep.add(filter, in, out);
+    if (column <= place.begin) continue;
+    VL_UNROLL for (int r = 0; r < ROWS; r++) VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+      out[r][c] *= sigmoid(out[r][c]);
+      if (gated) out[r][c] *= gate[r][c] * sigmoid(gate[r][c]);
+    }
+    y.write(out, column - 1);
+  }
 }
 
-// Writes dv, the gradient of the weighted sums, and the sums of the weights' gradients over the tokens of this block.
+// The gradients of x and z, and the sums of the weights' gradients over the patches of this block.
 template <class T, int VECTOR>
 __global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_constant__ Walk walk) {
   VL_SHARED(shared);
+  constexpr int ROWS = kGridRows;
+  constexpr bool MAY_HAVE = VECTOR == 1;
   const VlConv &a = walk.conv;
-  const Place<true> place(walk, VECTOR);
+  const Place<true> place(walk, VECTOR, ROWS);
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
   float gradient[kGridTaps + 1][VECTOR] = {};  // of the weights, then of the bias
   if (place.active) {
-    const Filter<VECTOR> filter(walk, place.channel, false);
-    const T *const from = token_at<T>(a.dy, walk.direction[0], place.batch, 0) + place.channel;
-    T *const to = (T *)a.dv + place.batch * a.length * a.channels + place.channel;
-    Cursor<const T> dy(from, a.dy.step, Tokens(a), place.line, place.begin);
-    Cursor<T> dv(to, a.channels, Tokens(a), place.line, place.begin);
-    walk_row<T, VECTOR>(a, place, token_at<T>(a.x, 0, place.batch, 0) + place.channel, a.x.step,
-                        [&](int column, const float (&window)[kGridTaps][VECTOR], int left) {
-                          const Vector<T, VECTOR> dout = load<T, VECTOR>(dy.at);
-                          float out[VECTOR];
-                          VL_UNROLL for (int c = 0; c < VECTOR; c++) {
-                            out[c] = silu_gradient(filter.add(filter.bias[c], window, left, c), dout[c]);
-                            VL_UNROLL for (int j = 0; j < kGridTaps; j++) gradient[j][c] =
-                                fmaf(out[c], window[in_window(j, left)][c], gradient[j][c]);
-                            gradient[kGridTaps][c] += out[c];
-                          }
-                          store<T>(dv.at, out);
-                          dy.move_to(column + 1), dv.move_to(column + 1);
-                        });
+    const Grid<MAY_HAVE> grid(a, place);
+    const Filter<VECTOR> filter(walk, place.channel);
+    Sweep<ROWS + 2, VECTOR, false> forward(filter);
+    Sweep<ROWS, VECTOR, true> back(filter);
+    const int64_t first = place.batch * a.length;
+    const Rows<T, MAY_HAVE> x(token_at<T>(a.x, 0, place.batch, 0) + place.channel, a.x.step, grid);
+    const Rows<T, MAY_HAVE> z(token_at<T>(a.z, 0, place.batch, 0) + place.channel, a.z.step, grid);
+    const Rows<T, MAY_HAVE> dy(token_at<T>(a.dy, walk.direction[0], place.batch, 0) + place.channel, a.dy.step, grid);
+    const Rows<T, MAY_HAVE> dx((T *)a.dx + first * a.dx_step + place.channel, a.dx_step, grid);
+    const Rows<T, MAY_HAVE> dz((T *)a.dz + first * a.dx_step + place.channel, a.dx_step, grid);
+    const Rows<float, MAY_HAVE> sums((float *)a.sums + first * a.channels + place.channel, a.channels, grid);
+    const bool gated = a.z.data;
+    Vector<T, VECTOR> next[ROWS + 4], window[3][ROWS + 4] = {};  // of x; window[2] is that of this turn
+    Vector<T, VECTOR> next_dy[ROWS + 2] = {}, next_z[ROWS + 2] = {};
+    x.read(next, -2, place.begin - 2);
+    VL_ROLL for (int column = place.begin - 2; column <= place.end + 1; column++) {
+      VL_UNROLL for (int i = 0; i < ROWS + 4; i++) window[0][i] = window[1][i], window[1][i] = window[2][i],
+                                                   window[2][i] = next[i];
+      float in[ROWS + 4][VECTOR], dv[ROWS + 2][VECTOR], out[ROWS][VECTOR], given[ROWS + 2][VECTOR],
+          gate[ROWS + 2][VECTOR];
+      to_floats(next, in), to_floats(next_dy, given), to_floats(next_z, gate);
+      x.read(next, -2, column + 1), dy.read(next_dy, -1, column);
+      if (gated) z.read(next_z, -1, column);
+      forward.add(filter, in, dv);
+      if (column < place.begin) continue;
+      // Of the column before: v, the sum before SiLU, becomes its gradient.
+      const bool inside = grid.has_column(column - 1), is_own = column > place.begin && column <= place.end;
+      VL_UNROLL for (int i = 0; i < ROWS + 2; i++) VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+        const float v = dv[i][c], sigma = sigmoid(v), silu = v * sigma;
+        const float opening = sigmoid(gate[i][c]), d_gate = given[i][c] * opening;
+        const float du = gated ? d_gate * gate[i][c] : given[i][c], d_sum = du * (fmaf(-silu, sigma, silu) + sigma);
+        dv[i][c] = inside && grid.has_row(i - 1) ? d_sum : 0.f;
+        if (i < 1 || i > ROWS) continue;
+        out[i - 1][c] = silu * d_gate * fmaf(gate[i][c], 1.f - opening, 1.f);  // of z
+        const float own = is_own ? dv[i][c] : 0.f;
+        VL_UNROLL for (int j = 0; j < kGridTaps; j++) gradient[j][c] =
+            fmaf(own, window[j % 3][i + j / 3][c], gradient[j][c]);
+        gradient[kGridTaps][c] += own;
+      }
+      if (gated && is_own) dz.write(out, column - 1);
+      back.add(filter, dv, out);
+      if (column < place.begin + 2) continue;
+      if (walk.adds)
+        sums.template walk<ROWS>(0, column - 2, [&](int i, const float *at) {
+          if (grid.has_row(i)) VL_UNROLL for (int c = 0; c < VECTOR; c++) out[i][c] += at[c];
+        });
+      if (walk.finishes) dx.write(out, column - 2);
+      else sums.write(out, column - 2);
+    }
   }
   float *const gradients = (float *)shared;  // (taps + 1, threads, VECTOR)
   VL_UNROLL for (int j = 0; j <= kGridTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++)
       gradients[(j * threads + thread) * VECTOR + c] = gradient[j][c];
   sync_block();
   sum_rows<VECTOR>(walk, (const float *)shared, place.channel, place.row);
-}
-
-// Writes dx from dv, or adds to the sums of earlier directions.
-template <class T, int VECTOR>
-__global__ void __launch_bounds__(kThreads) conv_grid_dx(const __grid_constant__ Walk walk) {
-  const VlConv &a = walk.conv;
-  const Place<true> place(walk, VECTOR);
-  if (!place.active) return;
-  const Filter<VECTOR> filter(walk, place.channel, true);
-  const int64_t first = place.batch * a.length;
-  Cursor<T> dx((T *)a.dx + first * a.dx_step + place.channel, a.dx_step, Tokens(a), place.line, place.begin);
-  Cursor<float> sums((float *)a.sums + first * a.channels + place.channel, a.channels, Tokens(a), place.line,
-                     place.begin);
-  walk_row<T, VECTOR>(a, place, (const T *)a.dv + first * a.channels + place.channel, a.channels,
-                      [&](int column, const float (&window)[kGridTaps][VECTOR], int left) {
-                        float out[VECTOR];
-                        VL_UNROLL for (int c = 0; c < VECTOR; c++) out[c] =
-                            filter.add(walk.adds ? sums.at[c] : 0.f, window, left, c);
-                        if (walk.finishes) store<T>(dx.at, out);
-                        else store<float>(sums.at, out);
-                        dx.move_to(column + 1), sums.move_to(column + 1);
-                      });
 }
 
 }  // namespace vilonghorn

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 23 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 24 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
@@ -103,19 +103,19 @@ typedef struct {
   const uint8_t *reverse;
   VlInput x;            /* (B, L, D): direction stride 0 */
   VlConvGrid conv_grid; /* CUDA: for a filter of 3 x 3, whose weight is (G, D, 3, 3); `reverse` is not used then */
+  VlInput z;            /* CUDA, with a grid and one direction: (B, L, D), optional: y is multiplied by silu(z) */
   const void *weight;   /* (G, D, d_conv): the last tap applies to the current step */
   const void *bias;     /* (G, D) */
   void *y;              /* (G, B, L, D) */
   /* backward only */
   VlInput dy;
-  void *dx;              /* (B, L, D) */
-  int64_t dx_step;       /* stride between the tokens of dx; D if contiguous */
+  void *dx, *dz;         /* (B, L, D); dz with z */
+  int64_t dx_step;       /* stride between the tokens of dx, and of dz; D if contiguous */
   void *dweight, *dbias; /* (G, D, d_conv), (G, D) */
   /* CUDA backward only: workspaces */
   void *partials; /* vl_cuda_conv_rows() * G * D * (d_conv + 1) floats */
   void *sums; /* (B, L, D) float, where more than one direction is reversed, or more than one is not; with a grid, where
                  G > 1 */
-  void *dv;   /* (B, L, D) of `dtype`, with a grid */
 } VlConv;
 
 typedef struct {

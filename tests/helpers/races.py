@@ -43,6 +43,9 @@ def run(library: str) -> None:
             values = mixer_inputs(G, 1, 21, 34, 5, 2, 9, rule=rule, heads=heads, filters=grid and (3, 3))
             mixer = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
             value_and_grads(mixer, values, rule=rule, reverse=REVERSE[G], grid=grid)
+    values = mixer_inputs(1, 1, 27, 10, 1, 1, 9, rule="none", filters=(3, 3))
+    gated = partial(mamba_inner, x_proj=None, dt_proj=None, dt_bias=None, A=None, D=None)
+    value_and_grads(gated, values, rule="none", reverse=(False,), grid=(9, 3))
     for shape in CONVOLUTIONS:
         value_and_grads(partial(conv_silu, backend="cuda"), conv_inputs(*shape), reverse=REVERSE[shape[0]])
 

@@ -98,7 +98,8 @@ def mamba_inner(
         sizes = validate_mamba_inner(args)
         if cuda.takes_mamba_inner(args):
             w: Any = args.weights
-            w = w._replace(x_proj=w.x_proj.to(dtype), dt_proj=w.dt_proj.to(dtype))
+            if rule != NO_RULE:
+                w = w._replace(x_proj=w.x_proj.to(dtype), dt_proj=w.dt_proj.to(dtype))
             in_chunks = sizes.H != sizes.D and runs_in_chunks(xz.device, dtype, rule, len(args.reverse) == 1)
             return _run_cuda(args._replace(xz=xz.to(dtype), weights=w, in_chunks=in_chunks))
     return mamba_inner_composed(args)

@@ -140,6 +140,16 @@ def test_a_mixer_agrees_with_the_oracle(shape, heads, grid, rule, dtype):
     compare(run, values, tolerance, "cuda", mixer, **options)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("B, D, rows, columns, tokens", [(2, 48, 56, 56, 3136), (1, 70, 9, 37, 334), (3, 5, 5, 7, 35)])
+def test_a_gated_convolution_agrees_with_the_oracle(B, D, rows, columns, tokens, dtype):
+    values = mixer_inputs(1, B, tokens, D, 1, 1, 9, rule="none", filters=(3, 3))
+    values["xz"] = values["xz"].to(dtype)
+    run = partial(mamba_inner, x_proj=None, dt_proj=None, dt_bias=None, A=None, D=None)
+    options = dict(rule="none", reverse=(False,), grid=(rows, columns))
+    compare(run, values, max(TOLERANCE[dtype], 1e-5), "cuda", mixer, **options)
+
+
 def step_of(block, x):
     """Output and gradients of a block under autocast."""
     with torch.autocast("cuda", torch.bfloat16):

@@ -32,6 +32,10 @@ def in_order(A=None, **values):
     return mamba_inner(A=A, **values)
 
 
+def without_scan(**values):
+    return mamba_inner(x_proj=None, dt_proj=None, dt_bias=None, A=None, D=None, **values)
+
+
 @pytest.mark.parametrize("rule", KERNEL_RULES)
 @pytest.mark.parametrize("shape, heads", SHAPES, ids=str)
 def test_it_agrees_with_the_oracle(shape, heads, rule):
@@ -57,6 +61,57 @@ def test_with_a_convolution_over_the_grid_it_agrees_with_the_oracle(
         wide = torch.cat([values["xz"][..., :1], values["xz"]], -1)
         expected = in_order(**values, **options)
         assert torch.equal(in_order(**values | {"xz": wide[..., 1:]}, **options), expected)
+
+
+# B, D, then rows and columns of the grid, and class tokens: around the rows and the segments of a thread
+GATED = [(2, 6, 5, 7, 0), (1, 5, 1, 1, 0), (2, 70, 9, 3, 1), (1, 8, 4, 70, 0), (3, 4, 13, 9, 0), (1, 2, 2, 17, 1)]
+
+
+def gated_inputs(B, D, rows, columns, class_tokens=0):
+    return mixer_inputs(1, B, rows * columns + class_tokens, D, 1, 1, 9, rule="none", filters=(3, 3))
+
+
+@pytest.mark.parametrize("B, D, rows, columns, class_tokens", GATED)
+def test_a_gated_convolution_is_one_operator_and_agrees_with_the_oracle(B, D, rows, columns, class_tokens, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("vilonghorn.ops.mamba_inner"), "mamba_inner_composed", None)
+    values = gated_inputs(B, D, rows, columns, class_tokens)
+    options = dict(rule="none", reverse=(False,), grid=(rows, columns))
+    compare(without_scan, values, 1e-6, truth=mixer, **options)
+    first, again = (value_and_grads(without_scan, values, **options) for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)  # whatever the order of the threads
+    wide = torch.cat([values["xz"][..., :1], values["xz"]], -1)  # a slice whose channels are not aligned
+    assert torch.equal(without_scan(**values | {"xz": wide[..., 1:]}, **options), first["y"])
+
+
+def test_a_gated_convolution_of_bfloat16_gives_the_float32_result_of_the_same_inputs_rounded():
+    values, results = gated_inputs(2, 12, 6, 11), []
+    short = values["xz"].bfloat16()
+    for kind in (torch.bfloat16, torch.float32):
+        leaves = {name: t.clone().requires_grad_() for name, t in (values | {"xz": short.to(kind)}).items()}
+        y = without_scan(**leaves, rule="none", reverse=(False,), grid=(6, 11))
+        dy = torch.linspace(-1, 1, y.numel()).view_as(y).bfloat16().to(kind)
+        results.append([y, *torch.autograd.grad(y, [*leaves.values()], dy)])
+    for half, full in zip(*results):
+        assert torch.equal(half, full.to(half.dtype))
+
+
+def test_a_nan_in_a_gated_convolution_reaches_the_patches_around_it_and_no_others():
+    values = gated_inputs(1, 4, 9, 9)
+    values["xz"][0, 5 * 9 + 4, 1] = torch.nan
+    leaf = values["xz"].requires_grad_()
+    y = without_scan(**values, rule="none", reverse=(False,), grid=(9, 9))
+    [gradient] = torch.autograd.grad(y, leaf, torch.ones_like(y))
+    for found, reach in ((y[..., 1], 1), (gradient[..., 1], 2), (gradient[..., 5], 1)):
+        expected = torch.zeros(9, 9, dtype=torch.bool)
+        expected[5 - reach : 6 + reach, 4 - reach : 5 + reach] = True
+        assert torch.equal(found.isnan().view(9, 9), expected)
+    assert not gradient[..., [0, 2, 3, 4, 6, 7]].isnan().any()
+
+
+@pytest.mark.parametrize("filters, G", [((5, 3), 1), ((3, 3), 2)])
+def test_a_gated_convolution_of_another_filter_or_of_several_directions_is_composed(filters, G):
+    values = mixer_inputs(G, 1, 12, 4, 1, 1, 15 if filters[0] == 5 else 9, rule="none", filters=filters)
+    compare(without_scan, values, 2e-6, truth=mixer, rule="none", reverse=(False,) * G, grid=(3, 4))
 
 
 @pytest.mark.parametrize("D, N, filters", [(5, 3, None), (6, 20, None), (4, 3, (1, 5))])
@@ -90,13 +145,14 @@ def test_compiled_equals_eager_bit_for_bit_whatever_the_order_of_the_threads(rul
     assert counter.frame_count < max(2, len(grids))  # sizes are symbols
 
 
-@pytest.mark.parametrize("rule", ["longhorn", "mamba"])
+@pytest.mark.parametrize("rule", ["longhorn", "mamba", "none"])
 def test_the_operator_passes_torchs_checks(rule):
-    values = mixer_inputs(2, 2, 9, 6, 3, 2, 4, rule=rule)
+    values, options = mixer_inputs(2, 2, 9, 6, 3, 2, 4, rule=rule), ([False, True], [], False, True)
+    if rule == "none":
+        values, options = gated_inputs(2, 6, 3, 3), ([False], [3, 3, 3, 3], False, True)
+        values["conv_weight"] = values["conv_weight"].flatten(2)
     leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
-    torch.library.opcheck(
-        torch.ops.vilonghorn.mamba_inner_cuda.default, (*leaves, rule, [False, True], [], False, True)
-    )
+    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cuda.default, (*leaves, rule, *options))
 
 
 @pytest.mark.parametrize("B, L", [(0, 3), (2, 0)])

@@ -94,8 +94,8 @@ def choose(args: ScanArguments) -> Backend:
 
 def has_rule(backend: str, rule: str) -> bool:
     """Whether a backend has a kernel for a rule; the reference runs every rule."""
-    if rule == NO_RULE:  # a mixer without a scan: only the CPU library has it
-        return backend == native.NAME
+    if rule == NO_RULE:  # a mixer without a scan
+        return backend in CONV_BACKENDS
     return backend == reference.NAME or backend in find_rule("scan", rule).backends
 
 

@@ -21,7 +21,7 @@ from ... import __version__
 from ..arguments import CHANNELS_FIRST, LAYOUTS, BlockArguments, ConvArguments, ScanArguments, by_channel, named_tensors
 from ..rules import NO_RULE, RULES
 
-ABI = 23  # VL_ABI
+ABI = 24  # VL_ABI
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # in the order of VL_FLOAT32, ...
@@ -139,11 +139,12 @@ CONV = Struct(
     "P reverse",
     "input x",
     "grid",
+    "input z",
     "P weight bias y",
     "input dy",
-    "P dx",
+    "P dx dz",
     "q dx_step",
-    "P dweight dbias partials sums dv",
+    "P dweight dbias partials sums",
 )
 _BLOCK_TENSORS = LAYOUTS[BlockArguments].tensors
 BLOCK_WEIGHTS = [name for name in _BLOCK_TENSORS if name != "drop_scales"]  # and x: the tensors with gradients

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._torch import raw_stream
 from ..arguments import ConvArguments, MambaInnerArguments, MixerWeights, ScanArguments, Sizes, tensors
-from ..rules import kernel_state_dtype
+from ..rules import NO_RULE, kernel_state_dtype
 from . import triton
 from .bindings import Params, ScanParams, conv_params, open_library
 
@@ -110,24 +110,31 @@ def backward(
     return tuple([None if t is None else grad if grad.dtype == t.dtype else grad.to(t.dtype) for grad, t in pairs])
 
 
-def conv_forward(args: ConvArguments) -> Tensor:
-    """Runs `vilonghorn.ops.conv_silu`, or a convolution of `GRID_FILTER` over a grid with SiLU."""
+def conv_forward(args: ConvArguments, z: Tensor | None = None) -> Tensor:
+    """Runs `vilonghorn.ops.conv_silu`, or a convolution of `GRID_FILTER` over a grid with SiLU, times silu(z)."""
     params = conv_params(args, args.x.dtype)
+    params.activation("z", z)
     y = params.output("y", (len(args.reverse), *args.x.shape))
     _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params)
     return y
 
 
-def conv_backward(dy: Tensor, args: ConvArguments, dx: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias; that of x is written to `dx` if it is given, whose channels are contiguous."""
+def conv_backward(
+    dy: Tensor, args: ConvArguments, dx: Tensor | None = None, z: Tensor | None = None, dz: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias; that of x is written to `dx` if it is given, whose channels are contiguous.
+
+    With z that of z is written to `dz`, whose strides are those of `dx`.
+    """
     (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, args.x.dtype)
     params.activation("dy", dy)
+    params.activation("z", z)
     dx = params.output("dx", args.x.shape, out=dx)
     params.fields["dx_step"] = dx.stride(1)
+    if dz is not None:
+        params.pointer("dz", dz)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
     params.output("partials", (library.vl_cuda_conv_rows(params.pack()), G, K + 1, D), torch.float32)
-    if args.conv_grid:
-        params.output("dv", args.x.shape)
     if (G if args.conv_grid else max(sum(args.reverse), G - sum(args.reverse))) > 1:
         params.output("sums", args.x.shape, torch.float32)
     _queue("conv_silu", library.vl_cuda_conv_backward, params)
@@ -140,14 +147,18 @@ def takes_sizes(sizes: Sizes) -> bool:
 
 
 def takes_mamba_inner(args: MambaInnerArguments) -> bool:
-    """Whether there are kernels for validated arguments of `mamba_inner`."""
+    """Whether there are kernels for valid arguments of `mamba_inner`; without a rule, of one direction on a grid."""
+    if args.rule == NO_RULE:
+        return tuple(args.conv_grid[2:]) == GRID_FILTER and args.sizes.G == 1
     return takes_sizes(args.sizes) and tuple(args.conv_grid[2:] or GRID_FILTER) == GRID_FILTER
 
 
 def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
-    """Memory for y, and with `save` for u, the projections, dt and the saved states, else empty tensors."""
+    """Memory for y, and with `save` and a rule for u, the projections, dt and the saved states, else empty tensors."""
     G, B, L, D, N, _, R, H = args.sizes
     new = args.xz.new_empty
+    if args.rule == NO_RULE:
+        return new(B, L, D), *(new(0) for _ in range(4))
     shapes = [(G, B, L, D), (G, B * L, R + -R % RANK_MULTIPLE + 2 * N), (G, B, L, H if args.in_chunks else D)]
     states = (triton.empty_states if args.in_chunks else empty_states)(args, save)
     return new(B, L, D), *(new(shape if save else 0) for shape in shapes), states
@@ -155,6 +166,9 @@ def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     """Runs `vilonghorn.ops.mamba_inner`; returns the filled `mamba_inner_outputs`. x_proj, dt_proj have xz's dtype."""
+    if args.rule == NO_RULE:
+        y = conv_forward(_conv_within(args), args.xz.narrow(2, args.sizes.D, args.sizes.D))
+        return y[0], *(y.new_empty(0) for _ in range(4))
     weights = _kernel_weights(args)
     args = args._replace(weights=weights)
     G, B, L, D, *_, R, _ = args.sizes
@@ -170,12 +184,15 @@ def mamba_inner_backward(
     dy: Tensor, args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor, saved_states: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
+    D, dxz = args.sizes.D, torch.empty_like(args.xz, memory_format=torch.contiguous_format)
+    dx, dz = dxz.narrow(2, 0, D), dxz.narrow(2, D, D)
+    if args.rule == NO_RULE:
+        _, dconv_weight, dconv_bias = conv_backward(dy, _conv_within(args), dx, args.xz.narrow(2, D, D), dz)
+        return dxz, dconv_weight, dconv_bias, *[None] * 5
     padding, H, weights = -args.sizes.R % RANK_MULTIPLE, args.sizes.H, _kernel_weights(args)
     args = args._replace(weights=weights)
     G, B, L, D, N, _, R, _ = args.sizes
-    dxz = torch.empty_like(args.xz, memory_format=torch.contiguous_format)
     dprojected = torch.empty_like(projected)
-    dx, dz = dxz.narrow(2, 0, D), dxz.narrow(2, D, D)
     rows = dprojected.view(G, B, L, R + 2 * N)
     dk, dq = rows.narrow(3, R, N), rows.narrow(3, R + N, N)
     scan, run = _scan_within(args, u, projected, dt), triton.backward if args.in_chunks else backward
