@@ -14,11 +14,13 @@ GATED = "stages.0.blocks.0"  # of `vilonghornv2_tiny`: a block without a scan
 GATED_BF16 = GATED + ", bf16"  # with a residual stream in bfloat16
 # Upper limits, reached with torch 2.11 and 2.15: launches, million bytes beside the scan.
 LIMITS = {("longhorn", "forward"): (11, 300), ("longhorn", "backward"): (23, 569)}
-LIMITS |= {(GATED, "forward"): (8, 696), (GATED, "backward"): (12, 1275)}
-LIMITS |= {(GATED_BF16, "forward"): (8, 581), (GATED_BF16, "backward"): (11, 1044)}
-KEPT = {"longhorn": 249, GATED: 272, GATED_BF16: 234}  # million bytes that a block keeps for backward
-LAUNCH_LIMITS = {"mamba_inner_cuda": 6, "mamba_inner_cuda_backward": 14}  # inside an operator; 8 of them pad a rank
-LAUNCH_LIMITS |= {"conv_silu": 1, "conv_silu_backward": 1}
+LIMITS |= {(GATED, "forward"): (6, 619), (GATED, "backward"): (10, 966)}
+LIMITS |= {(GATED_BF16, "forward"): (6, 503), (GATED_BF16, "backward"): (9, 735)}
+KEPT = {"longhorn": 249, GATED: 233, GATED_BF16: 195}  # million bytes that a block keeps for backward
+# Inside the operator of a mixer: 8 of the first pad a rank; of the second one sums the weights' gradients.
+LAUNCH_LIMITS = {("longhorn", "forward"): 6, ("longhorn", "backward"): 14}
+LAUNCH_LIMITS |= {(block, "forward"): 1 for block in (GATED, GATED_BF16)}
+LAUNCH_LIMITS |= {(block, "backward"): 2 for block in (GATED, GATED_BF16)}
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +41,8 @@ def test_a_training_block_launches_no_more_and_moves_no_more_bytes(rows):
     for row in (row for row in rows if "launches" in row):
         launches, mb = LIMITS[row["block"], row["pass"]]
         assert row["launches"] <= launches and row["mb"] <= mb, row
-        for name, count in row["inner"].items():
-            assert count <= LAUNCH_LIMITS[name], f"{name} launches {count}"
+        [(name, count)] = row["inner"].items()
+        assert name.startswith("mamba_inner_cuda") and count <= LAUNCH_LIMITS[row["block"], row["pass"]], row
         assert row["mb"] == pytest.approx(sum(mb for name, mb, _ in row["kernels"] if "scan" not in name), rel=1e-3)
 
 

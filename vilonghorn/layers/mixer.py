@@ -194,23 +194,23 @@ class Mixer(nn.Module):
     def _run_short(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
         """As `forward` under autocast, or None where autocast converts nothing or the modules have to be called.
 
-        All projections are converted at once: one launch instead of four, and one in backward. A CPU with the native
-        library runs in float32.
+        All projections are converted at once: one launch, and one in backward, instead of one for each. A CPU with the
+        native library runs in float32.
         """
         dtype = None if is_tracing(x) and not torch.compiler.is_compiling() else autocast_dtype(x)
-        x_proj: Any = self.x_proj
-        if dtype is None or x_proj is None or dtype == x_proj.dtype or cpu.unavailable(x.device.type) is None:
+        if dtype is None or dtype == self.in_proj.weight.dtype or cpu.unavailable(x.device.type) is None:
             return None
         layers = (self.in_proj, self.out_proj)
         if not all(is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers):
             return None
-        weights: Any = (self.in_proj.weight, x_proj, self.dt_proj, self.out_proj.weight)
+        weights: Any = (self.in_proj.weight, self.out_proj.weight, self.x_proj, self.dt_proj)
+        weights = weights[:2] if self.rule == NO_RULE else weights
         if not all(type(weight) in CLASSES for weight in weights):
             return None
         short = torch.cat([weight.flatten() for weight in weights]).to(dtype)
         parts = short.split([weight.numel() for weight in weights])
-        in_proj, x_proj, dt_proj, out_proj = (part.view(weight.shape) for part, weight in zip(parts, weights))
-        inner = self.weights()._replace(x_proj=x_proj, dt_proj=dt_proj)
+        in_proj, out_proj, *scan_weights = (part.view(weight.shape) for part, weight in zip(parts, weights))
+        inner = self.weights()._replace(**dict(zip(("x_proj", "dt_proj"), scan_weights)))
         options = (self.scan_norm, self.rule, self.flags, grid)
         return F.linear(torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, *options), out_proj)
 
