@@ -17,7 +17,7 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt
 
 import vilonghorn  # noqa: F401  (registers the models)
 
-from . import position  # noqa: F401  (registers its model)
+from . import mixers, position  # noqa: F401  (registers their models)
 from .tasks import Task, make_task
 
 TOLERANCE = 0.03  # allowed relative difference in parameters

@@ -133,15 +133,19 @@ class Recall:
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         """The mosaic, (side, side, 3) uint8, and its label."""
         mosaic = self.mosaic(index)
-        ink = load_split(self.split).images[mosaic.tiles, :, :, None]  # (tiles, 8, 8, 1)
-        tiles = np.repeat(255 - ink if self.distractors else np.zeros_like(ink), 3, axis=3)
-        colours = np.asarray(COLOURS, np.uint8)[mosaic.keys // 10][:, None, None]
-        key = 2 * mosaic.slots
-        tiles[key] = ink[key] * colours
-        tiles[key + 1] = ink[key + 1]
-        tiles[-1] = ink[-1] * colours[mosaic.query]
-        rows = tiles.reshape(self.grid, self.grid, PIXELS, PIXELS, 3).transpose(0, 2, 1, 3, 4)
+        rows = self.pixels(mosaic).reshape(self.grid, self.grid, PIXELS, PIXELS, 3).transpose(0, 2, 1, 3, 4)
         return rows.reshape(self.side, self.side, 3), mosaic.label
+
+    def pixels(self, mosaic: Mosaic, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Tiles `start` to `stop` - 1 of a mosaic in raster order, (tiles, 8, 8, 3) uint8."""
+        ink = load_split(self.split).images[mosaic.tiles[start:stop], :, :, None]  # (tiles, 8, 8, 1)
+        tiles = np.repeat(255 - ink if self.distractors else np.zeros_like(ink), 3, axis=3)
+        places = np.concatenate([2 * mosaic.slots, 2 * mosaic.slots + 1, [len(mosaic.tiles) - 1]]) - start
+        keys = np.asarray(COLOURS, np.uint8)[mosaic.keys // 10]
+        colours = np.concatenate([keys, np.ones_like(keys), keys[[mosaic.query]]])
+        inside = (places >= 0) & (places < len(tiles))
+        tiles[places[inside]] = ink[places[inside]] * colours[inside, None, None]
+        return tiles
 
 
 def check_split(split: str) -> None:

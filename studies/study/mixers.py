@@ -1,0 +1,308 @@
+"""`recall_reader`: Vim's blocks with one of nine mixers and a head on the last tile, for studies of recall only.
+
+Every mixer stands in the block of Vim: input projection; in each of two directions a short causal convolution, mixing
+and a skip; then mean, gate and output projection. The scans are the library's. The others are plain torch: attention to
+all tokens that its direction has read, and recurrences in chunks. They have four heads with keys of 16 channels, so
+that a recurrence has 16 values of state a channel, as the scans have. In shapes, G is the number of directions, H that
+of heads, K and V are the channels of a key and a value.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.models import register_model
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from vilonghorn.layers import Block, Mixer, PatchEmbed, RMSNorm
+from vilonghorn.ops import conv_silu, scan
+from vilonghorn.ops.mamba_inner import check_arguments, convolve, projections
+from vilonghorn.ops.rules import inverse_softplus
+
+CHUNK = 64  # tokens
+SCANS = ("longhorn_exact", "longhorn", "mamba")
+State = Any  # tensors (G, ...); None before the first token
+Stream = Callable[[int, int], Tensor]  # tiles from the first number to before the second, (B, L, 3, side, side)
+
+
+def read_piece(mixer: Mixer, x: Tensor, state: State = None) -> tuple[Tensor, State]:
+    """A piece of the tokens, (B, L, dim), mixed after those that left each direction's state; and the state after it."""
+    tails, carried = (None, None) if state is None else state
+    after: list[Tensor] = []
+
+    def conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]) -> Tensor:
+        parts = []
+        for g, flag in enumerate(reverse):
+            options: dict[str, Any] = dict(reverse=[flag], initial_state=None if tails is None else tails[g])
+            y, tail = conv_silu(x, weight[g : g + 1], bias[g : g + 1], **options, return_state=True)
+            parts.append(y)
+            after.append(tail)
+        return torch.cat(parts)
+
+    args = check_arguments(mixer.in_proj(x), mixer.weights(), None, mixer.rule, mixer.flags, None)
+    if isinstance(mixer, Causal):
+        z, u = convolve(args, conv)
+        y, carried = mixer.read(u, carried)
+    else:
+        z, *activations = projections(args, conv)
+        w = args.weights
+        options: dict[str, Any] = dict(A=w.A, D=w.D, dt_bias=w.dt_bias, rule=mixer.rule, reverse=args.reverse)
+        y, carried = scan(*activations, **options, initial_state=carried, return_state=True)
+    return mixer.out_proj(y.mean(0) * F.silu(z)), (torch.stack(after), carried)
+
+
+class Causal(Mixer):
+    """A mixer with `mix` in place of the scan. There is no state where `mix` has none: it reads all tokens at once."""
+
+    num_gates = 0  # of each head and token
+
+    def __init__(self, dim: int, num_branches: int, heads: int = 4) -> None:
+        super().__init__(dim, rule=None, num_branches=num_branches)
+        G, D, self.heads = len(self.reverse), self.d_inner, heads
+        if D % heads or D // heads < self.d_state:
+            raise ValueError(f"dim is {dim}: 2 * dim is to give {heads} heads equal values of at least {self.d_state}")
+        rows = heads * (2 * self.d_state + self.num_gates)
+        self.project = nn.Parameter(torch.empty(G, rows, D).uniform_(-(D**-0.5), D**-0.5))  # queries, keys, gates
+        self.skip = nn.Parameter(torch.ones(G, 1, 1, D))
+        self.bias = nn.Parameter(torch.zeros(G, 1, 1, self.num_gates * heads)) if self.num_gates else None
+
+    def forward(self, x: Tensor, grid: Any = None, valid: Any = None) -> Tensor:
+        x, z = self.in_proj(x).chunk(2, -1)
+        y, _ = self.read(conv_silu(x, self.conv_weight, self.conv_bias, reverse=self.reverse), None)
+        return self.out_proj(y.mean(0) * F.silu(z))
+
+    def read(self, u: Tensor, state: State) -> tuple[Tensor, State]:
+        """What each direction reads from the convolution's tokens, (G, B, L, D), in raster order, and the state."""
+        u, K, gates = self.in_order(u), self.heads * self.d_state, ()
+        projected = torch.bmm(u.flatten(1, 2), self.project.mT).unflatten(1, u.shape[1:3])
+        q, k, more = projected.split([K, K, self.num_gates * self.heads], -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(2, 3) for t in (q, k, u))
+        if self.bias is not None:
+            gates = (more + self.bias).unflatten(-1, (self.num_gates, -1)).permute(3, 0, 1, 4, 2)
+        y, state = self.mix(q, k, v, *gates, state=state)
+        return self.in_order(y.transpose(2, 3).flatten(3) + self.skip * u), state
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """(G, B, L, D) from raster order to that in which each direction reads, or back."""
+        return torch.stack([t.flip(1) if flag else t for t, flag in zip(x, self.reverse)])
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, state: State) -> tuple[Tensor, State]:
+        """(G, B, H, L, V) of queries and keys (G, B, H, L, K), values (G, B, H, L, V), gates (G, B, H, L)."""
+        raise NotImplementedError
+
+
+class Attention(Causal):
+    """Softmax attention of each token to those that its direction has read, itself included."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, state: State) -> tuple[Tensor, State]:
+        q, k = self.place(q, k, torch.arange(q.shape[3], device=q.device))
+        # Without a matrix of all scores, for which q, k and v need equal channels; for few tokens that is slower.
+        q, k = (F.pad(t, (0, v.shape[4] - t.shape[4])).flatten(0, 1) for t in (q, k))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if q.shape[2] > CHUNK else SDPBackend.MATH):
+            y = F.scaled_dot_product_attention(q, k, v.flatten(0, 1), is_causal=True, scale=self.d_state**-0.5)
+        return y.view_as(v), None
+
+    def place(self, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys with what their places, (L,), change: nothing."""
+        return q, k
+
+
+class Rotary(Attention):
+    """Attention with rotary positions (Su et al., arXiv 2104.09864)."""
+
+    def place(self, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        half = self.d_state // 2
+        angles = places[:, None] * 1e4 ** (-torch.arange(half, dtype=torch.double, device=q.device) / half)
+        sin, cos = angles.sin().to(q.dtype), angles.cos().to(q.dtype)
+        (a, b), (c, d) = q.chunk(2, -1), k.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1), torch.cat(
+            [c * cos - d * sin, c * sin + d * cos], -1
+        )
+
+
+class LogScaled(Attention):
+    """Attention with scores times s log(n), n the tokens read, s learned for each head (Nakanishi, arXiv 2501.19399).
+
+    The product is 1 at 16 tokens at first.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scale = nn.Parameter(torch.full((len(self.reverse), 1, self.heads, 1, 1), 1 / math.log(16)))
+
+    def place(self, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        return q * self.scale * (places[:, None] + 1).to(q.dtype).log(), k
+
+
+class Linear(Causal):
+    """Linear attention with elu + 1 (Katharopoulos et al., arXiv 2006.16236). The state is the sums (G, B, H, K, V + 1)."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, state: State) -> tuple[Tensor, State]:
+        v = F.pad(v, (0, 1), value=1.0)  # the last channel sums the weights
+        q, k, parts = F.elu(q) + 1, F.elu(k) + 1, []
+        S = v.new_zeros(*k.shape[:3], k.shape[4], v.shape[4]) if state is None else state
+        for q, k, v in zip(*(t.split(CHUNK, 3) for t in (q, k, v))):
+            parts.append(q @ S + (q @ k.mT).tril() @ v)
+            S = S + k.mT @ v
+        y = torch.cat(parts, 3)
+        return y[..., :-1] / y[..., -1:], S
+
+
+class GatedDelta(Causal):
+    """Gated DeltaNet (Yang et al., arXiv 2412.06464): S <- a (1 - b k k^T) S + b k v^T, y = norm(S^T q), |k| = |q| = 1.
+
+    In a chunk, u = b (v - a S^T k) of all tokens are the solution of a triangular system.
+    """
+
+    num_gates = 2
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        shape = len(self.reverse), 1, self.heads, 1
+        self.decay_log = nn.Parameter(torch.empty(shape).uniform_(1, 16).log())
+        self.step_bias = nn.Parameter(
+            inverse_softplus(torch.empty(shape).uniform_(math.log(1e-3), math.log(0.1)).exp())
+        )
+        self.norm = RMSNorm(self.d_inner // self.heads)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, state: State) -> tuple[Tensor, State]:
+        log_a, b = -self.decay_log.exp() * F.softplus(gates[0] + self.step_bias), gates[1].sigmoid()[..., None]
+        q, k, parts = F.normalize(q, dim=-1), F.normalize(k, dim=-1), []
+        S = v.new_zeros(*k.shape[:3], k.shape[4], v.shape[4]) if state is None else state
+        for q, k, v, b, log_a in zip(*(t.split(CHUNK, 3) for t in (q, k, v, b, log_a))):
+            g = log_a.cumsum(-1)[..., None]
+            decay, a = (g - g.mT).tril().exp().tril(), g.exp()
+            u = b * (v - a * (k @ S))
+            u = torch.linalg.solve_triangular(b * (decay * (k @ k.mT)).tril(-1), u, upper=False, unitriangular=True)
+            parts.append(a * (q @ S) + (decay * (q @ k.mT)) @ u)
+            S = a[..., -1:, :] * S + (k * decay[..., -1:, :].mT).mT @ u
+        return self.norm(torch.cat(parts, 3)), S
+
+
+class MLSTM(Causal):
+    """mLSTM (Beck et al., arXiv 2405.04517): decay sigmoid(f), weight exp(i), sums divided by max(|n q|, 1), a norm.
+
+    The state is the sums with those of the weights, (G, B, H, K, V + 1), divided by exp(m), and m, (G, B, H, 1, 1).
+    """
+
+    num_gates = 2
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.norm = RMSNorm(self.d_inner // self.heads)
+        with torch.no_grad():
+            self.bias[..., : self.heads] = torch.linspace(3, 6, self.heads)  # of the decay
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, state: State) -> tuple[Tensor, State]:
+        log_f, log_i, parts = F.logsigmoid(gates[0]), gates[1], []
+        q, v = q * q.shape[4] ** -0.5, F.pad(v, (0, 1), value=1.0)
+        S, m = state or (v.new_zeros(*k.shape[:3], k.shape[4], v.shape[4]), v.new_zeros(*k.shape[:3], 1, 1))
+        future = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
+        for q, k, v, log_f, log_i in zip(*(t.split(CHUNK, 3) for t in (q, k, v, log_f, log_i))):
+            g, L = log_f.cumsum(-1)[..., None], q.shape[3]
+            weights = (g - g.mT + log_i[..., None, :]).masked_fill(future[:L, :L], -math.inf)  # logarithms
+            top = torch.maximum(weights.amax(-1, keepdim=True), g + m)
+            weights, kept = (weights - top).exp(), (g + m - top).exp()
+            y, m = kept * (q @ S) + (weights * (q @ k.mT)) @ v, top[..., -1:, :]
+            parts.append(y[..., :-1] / torch.maximum(y[..., -1:].abs(), (-top).exp()))
+            S = kept[..., -1:, :] * S + (k * weights[..., -1:, :].mT).mT @ v
+        return self.norm(torch.cat(parts, 3)), (S, m)
+
+
+MIXERS = {
+    "attention": Attention,
+    "rotary": Rotary,
+    "log_scaled": LogScaled,
+    "linear": Linear,
+    "gated_delta": GatedDelta,
+    "mlstm": MLSTM,
+}
+
+
+class Reader(nn.Module):
+    """Tiles as tokens in raster order without positions, two blocks, and a head on the last token.
+
+    Args:
+        mixer: a rule of `SCANS` or a name of `MIXERS`.
+        num_classes: of the head.
+        embed_dim: width of the tokens.
+        patch_size: side of a tile in pixels.
+    """
+
+    def __init__(self, mixer: str, num_classes: int, embed_dim: int = 64, patch_size: int = 8) -> None:
+        super().__init__()
+        if mixer not in (*SCANS, *MIXERS):
+            raise ValueError(f"mixer is {mixer!r}, expected one of {', '.join((*SCANS, *MIXERS))}")
+        self.num_classes = num_classes
+        self.patch_embed = PatchEmbed(4 * patch_size, patch_size, embed_dim=embed_dim, strict_img_size=False)
+        rule = mixer if mixer in SCANS else None
+        self.blocks = nn.ModuleList(Block(embed_dim, rule=rule, num_branches=2) for _ in range(2))
+        if rule is None:
+            for block in self.blocks:
+                block.mixer = MIXERS[mixer](embed_dim, num_branches=2)
+        self.norm = RMSNorm(embed_dim)
+        self.head = nn.Linear(embed_dim, num_classes)
+
+    def set_input_size(self, img_size: int) -> None:
+        """Nothing depends on it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3, H, W) images to (B, num_classes) logits."""
+        x = self.patch_embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x[:, -1]))
+
+    def stream(self, tiles: Stream, count: int, piece: int) -> Tensor:
+        """As `forward`, of images of `count` tiles, which are read in pieces, twice.
+
+        The first time from the end, to keep the state of the first block's second direction before each piece. The
+        second time from the start: the last tile needs of the second block only the direction that ends there, and of
+        the other the last piece.
+        """
+        starts, first, second = range(0, count, piece), *self.blocks
+        before: dict[int, State] = {}
+        state = None
+        for start in reversed(starts):
+            before[start] = direction(state, 1)
+            _, state = step(first, self.embed(tiles(start, min(count, start + piece))), state)
+        states = None, None
+        for start in starts:
+            x = self.embed(tiles(start, min(count, start + piece)))
+            x, one = step(first, x, joined(direction(states[0], 0), before[start]))
+            x, two = step(second, x, joined(direction(states[1], 0), None))
+            states = one, two
+        return self.head(self.norm(x[:, -1]))
+
+    def embed(self, tiles: Tensor) -> Tensor:
+        """(B, L, 3, side, side) to tokens (B, L, dim)."""
+        return self.patch_embed(tiles.flatten(0, 1)).view(*tiles.shape[:2], -1)
+
+
+def step(block: Block, x: Tensor, state: State) -> tuple[Tensor, State]:
+    """`read_piece` in a block without an MLP."""
+    y, state = read_piece(block.mixer, block.norm(x), state)
+    return x + y, state
+
+
+def direction(state: State, g: int) -> State:
+    """The state of a direction."""
+    return None if state is None else tree_map(lambda t: t[g], state)
+
+
+def joined(forward: State, backward: State) -> State:
+    """The state of both directions; that before the first token, in all mixers here, is zero."""
+    if forward is None and backward is None:
+        return None
+    zeros = [tree_map(torch.zeros_like, one if other is None else other) for one, other in ((forward, backward),)][0]
+    return tree_map(lambda a, b: torch.stack([a, b]), *(zeros if s is None else s for s in (forward, backward)))
+
+
+@register_model
+def recall_reader(pretrained: bool = False, pretrained_cfg=None, pretrained_cfg_overlay=None, cache_dir=None, **kwargs):
+    """A `Reader`; without weights, so what timm says of them is not used."""
+    return Reader(**kwargs)

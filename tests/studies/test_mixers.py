@@ -1,0 +1,111 @@
+"""The mixers of `recall_reader` follow their equations, token by token, and read in pieces what they read at once."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from million import normalize, stream
+from study.mixers import MIXERS, SCANS, Attention, Reader
+from study.tasks import Recall
+
+H, K, V, L = 4, 16, 18, 150  # more than two chunks
+
+
+def attend(q, k, v, t):
+    """Softmax over the tokens up to t, of one head."""
+    scores = k[: t + 1] @ q[t] / K**0.5
+    return scores.softmax(0) @ v[: t + 1]
+
+
+def rotated(x, t):
+    """Channels j and j + K/2 of a token as a complex number, turned by t / 10000^(2j/K)."""
+    half = K // 2
+    turned = torch.complex(x[:half], x[half:]) * torch.exp(1j * t * 10000.0 ** (-2 * torch.arange(half).double() / K))
+    return torch.cat([turned.real, turned.imag])
+
+
+def naive(name, mixer, q, k, v, gates, g, h):
+    """The outputs of head h of direction g, (L, V), one token after the other."""
+    S, n, outputs = q.new_zeros(K, V), q.new_zeros(K), []
+    for t in range(L):
+        if name == "attention":
+            y = attend(q, k, v, t)
+        elif name == "rotary":
+            turned = [torch.stack([rotated(x, i) for i, x in enumerate(s[: t + 1])]) for s in (q, k)]
+            y = attend(*turned, v, t)
+        elif name == "log_scaled":
+            y = attend(q * mixer.scale[g, 0, h] * math.log(t + 1), k, v, t)
+        elif name == "linear":
+            weights = (F.elu(k[: t + 1]) + 1) @ (F.elu(q[t]) + 1)
+            y = weights @ v[: t + 1] / weights.sum()
+        elif name == "gated_delta":
+            a = torch.exp(-mixer.decay_log[g, 0, h].exp() * F.softplus(gates[0][t] + mixer.step_bias[g, 0, h]))
+            b, key = gates[1][t].sigmoid(), k[t] / k[t].norm()
+            S = a * (S - b * torch.outer(key, key @ S)) + b * torch.outer(key, v[t])
+            y = S.T @ (q[t] / q[t].norm())
+        else:
+            f, i = gates[0][t].sigmoid(), gates[1][t].exp()
+            S, n = f * S + i * torch.outer(k[t], v[t]), f * n + i * k[t]
+            y = S.T @ q[t] / K**0.5 / (n @ q[t] / K**0.5).abs().clamp(min=1)
+        outputs.append(mixer.norm(y) if hasattr(mixer, "norm") else y)
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_mixer_follows_its_equation_token_by_token(name):
+    torch.manual_seed(0)
+    mixer = MIXERS[name](H * V // 2, 2).double()
+    q, k, v = (2 * torch.randn(2, 1, H, L, size, dtype=torch.double) for size in (K, K, V))
+    gates = [torch.randn(2, 1, H, L, dtype=torch.double) for _ in range(mixer.num_gates)]
+    with torch.no_grad():
+        found, _ = mixer.mix(q, k, v, *gates, state=None)
+        short, _ = mixer.mix(q[..., :9, :], k[..., :9, :], v[..., :9, :], *(t[..., :9] for t in gates), state=None)
+        assert torch.allclose(short, found[..., :9, :], rtol=1e-9, atol=1e-9)
+        for g in range(2):
+            for h in range(H):
+                expected = naive(name, mixer, q[g, 0, h], k[g, 0, h], v[g, 0, h], [t[g, 0, h] for t in gates], g, h)
+                assert torch.allclose(found[g, 0, h], expected, rtol=1e-9, atol=1e-9), (g, h)
+
+
+@pytest.mark.parametrize("name", (*SCANS, *MIXERS))
+def test_a_reader_learns_all_it_has_and_its_second_direction_reads_from_the_end(name):
+    torch.manual_seed(0)
+    model = Reader(name, 10, embed_dim=32)
+    images = torch.randn(2, 3, 16, 32)
+    model(images).square().sum().backward()
+    missing = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+    assert not missing
+    mixer, tokens = model.blocks[0].mixer, torch.randn(1, 100, 32)
+    with torch.no_grad():
+        expected = mixer(tokens.flip(1)).flip(1)
+        for parameter in mixer.parameters():
+            if parameter.shape[0] == 2:
+                parameter.copy_(parameter.flip(0))
+        assert torch.allclose(mixer(tokens), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in (*SCANS, *MIXERS) if not issubclass(MIXERS.get(name, Reader), Attention)]
+)
+def test_a_stream_gives_what_the_whole_image_gives(name):
+    torch.manual_seed(0)
+    model = Reader(name, 10).eval()
+    task = Recall("test", pairs=4, grid=64, colours=6, distractors=True)
+    images, labels = zip(*(task[i] for i in range(2)))
+    with torch.inference_mode():
+        whole = model(normalize(torch.from_numpy(np.stack(images)).view(2, 1, 512, 512, 3))[:, 0])
+        found, expected = stream(model, task, range(2), piece=1000)
+    assert (found - whole).abs().max() < 1e-5 and expected.tolist() == list(labels)
+
+
+def test_a_reader_that_cannot_be_is_refused():
+    with pytest.raises(
+        ValueError, match="mixer is 'delta', expected one of longhorn_exact, longhorn, mamba, attention"
+    ):
+        Reader("delta", 10)
+    with pytest.raises(ValueError, match="dim is 31: 2 . dim is to give 4 heads equal values of at least 16"):
+        Reader("linear", 10, embed_dim=31)
