@@ -1,13 +1,15 @@
-"""Streams mosaics of up to 2^20 tiles through the models of the study `million`: accuracy, time and memory.
+"""Mosaics of up to 2^20 tiles through the models of the study `million`: accuracy, time and memory.
 
-    python studies/million.py accuracy [exact mamba ...]   # after: python studies/study million
-    python studies/million.py cost
+    python studies/million.py cost                          # one image of 2^10 to 2^20 tiles, random weights
+    python studies/million.py accuracy [exact mamba ...]    # after: python studies/study million
 
-An image is made, embedded and read in pieces of `PIECE` tiles; nothing of the size of the image is kept but 8 bytes for
-each tile, its number among the digits. A finished row of results/million_streams.json is not run again.
+Recurrences read an image in pieces, `Reader.stream`, and make and embed each piece when it is read. What grows with the
+image are 8 bytes for each tile, its number among the digits, and a state for each piece. Attention reads the whole
+image. A finished row of results/million_streams.json is not run again. One thread.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -27,29 +29,12 @@ from vilonghorn.data.atomic_files import write_json
 from vilonghorn.engine import load_run
 
 ROOT = Path(__file__).parents[1]
-RESULTS, RUNS = ROOT / "studies" / "results", ROOT / "runs" / "studies" / "million"
-PIECE, BATCH = 1024, 8  # tiles of an image and images at a time
-IMAGES = {2**14: 64, 2**16: 32, 2**18: 16, 2**20: 8}  # for each seed
-FEWER = {2**14: 16, 2**16: 2}  # of attention, whose time grows with the square
+RESULTS = ROOT / "studies" / "results" / "million_streams.json"
+PIECE, BATCH = 1024, 8  # tiles of an image and images that are read at a time
+IMAGES = {2**12: 256, 2**14: 64, 2**16: 32, 2**18: 16, 2**20: 8}  # for each seed
+FEWER = {2**12: 48, 2**14: 8, 2**16: 2}  # of attention
 COSTS = [2**power for power in range(10, 21, 2)]
 LONGEST = 2**16  # of attention
-
-
-@torch.inference_mode()
-def stream(model: Reader, task: Recall, indices: range, piece: int = PIECE) -> tuple[Tensor, Tensor]:
-    """Logits, (images, classes), and labels of some mosaics, read in pieces."""
-    mosaics = [task.mosaic(i) for i in indices]
-
-    def tiles(start: int, stop: int) -> Tensor:
-        return normalize(torch.stack([torch.from_numpy(task.pixels(m, start, stop)) for m in mosaics]))
-
-    logits = model.stream(tiles, task.grid**2, piece)
-    return logits, torch.tensor([m.label for m in mosaics])
-
-
-def normalize(tiles: Tensor) -> Tensor:
-    """(..., 8, 8, 3) bytes as the recipe gives them to a model, (..., 3, 8, 8)."""
-    return tiles.movedim(-1, -3).float() / 255 / 0.25
 
 
 def mosaics(tiles: int, count: int) -> Recall:
@@ -57,62 +42,107 @@ def mosaics(tiles: int, count: int) -> Recall:
     return Recall("test", pairs=4, colours=6, distractors=True, grid=round(tiles**0.5), count=count)
 
 
-def accuracy(model: Reader, tiles: int, count: int) -> float:
-    """Right answers in percent."""
-    task, right = mosaics(tiles, count), 0
-    for start in range(0, count, BATCH):
-        logits, labels = stream(model, task, range(start, min(count, start + BATCH)))
-        right += (logits.argmax(1) == labels).sum().item()
-    return 100 * right / count
+def normalize(pixels: Tensor) -> Tensor:
+    """(..., height, width, 3) bytes as the recipe gives them to a model, (..., 3, height, width)."""
+    return pixels.movedim(-1, -3).float() / 255 / 0.25
 
 
-def cost(mixer: str, embed_dim: int, tiles: int) -> dict[str, float]:
-    """Seconds of one image, and the peak of memory above that before, in MB."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model, task = Reader(mixer, 10, embed_dim=embed_dim).eval(), mosaics(tiles, 1)
-    stream(model, mosaics(PIECE, 1), range(1))
-    before = peak_bytes() and peak_bytes()
-    start = time.perf_counter()
-    stream(model, task, range(1))
-    return {"seconds": round(time.perf_counter() - start, 3), "mb": round((peak_bytes() - before) / 1e6, 1)}
+@torch.inference_mode()
+def stream(model: Reader, task: Recall, indices: range, piece: int = PIECE) -> tuple[Tensor, Tensor]:
+    """Logits, (images, classes), and labels of some mosaics, read in pieces."""
+    layouts = [task.mosaic(i) for i in indices]
+
+    def tiles(start: int, stop: int) -> Tensor:
+        return normalize(torch.stack([torch.from_numpy(task.pixels(layout, start, stop)) for layout in layouts]))
+
+    return model.stream(tiles, task.grid**2, piece), torch.tensor([layout.label for layout in layouts])
+
+
+@torch.inference_mode()
+def whole(model: Reader, task: Recall, indices: range) -> tuple[Tensor, Tensor]:
+    """As `stream`, each image at once."""
+    images, labels = zip(*(task[i] for i in indices))
+    return torch.cat([model(normalize(torch.from_numpy(image))[None]) for image in images]), torch.tensor(labels)
 
 
 def is_attention(mixer: str) -> bool:
-    """Whether the state grows with the tokens."""
+    """Whether the mixer keeps all tokens."""
     return issubclass(MIXERS.get(mixer, Reader), Attention)
 
 
-def main(command: str, *names: str) -> None:
+def right(model: Reader, mixer: str, tiles: int, count: int) -> int:
+    """Number of right answers."""
+    task, found, read = mosaics(tiles, count), 0, whole if is_attention(mixer) else stream
+    for start in range(0, count, BATCH):
+        logits, labels = read(model, task, range(start, min(count, start + BATCH)))
+        found += int((logits.argmax(1) == labels).sum())
+    return found
+
+
+def cost(mixer: str, embed_dim: int, tiles: int) -> dict[str, float]:
+    """Seconds of one image, and the peak of this process's memory above that before, in MB."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, read = Reader(mixer, 10, embed_dim=embed_dim).eval(), whole if is_attention(mixer) else stream
+    read(model, mosaics(PIECE, 1), range(1))  # loads libraries
+    peak_bytes()
+    before, start = peak_bytes(), time.perf_counter()
+    read(model, mosaics(tiles, 1), range(1))
+    return {"seconds": round(time.perf_counter() - start, 3), "mb": round((peak_bytes() - before) / 1e6, 2)}
+
+
+def measure_cost(mixer: str, embed_dim: int, tiles: int) -> dict[str, float]:
+    """`cost` in a process of its own, where glibc gives freed blocks back."""
+    code = f"import json, million; print(json.dumps(million.cost({mixer!r}, {embed_dim}, {tiles})))"
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, env=env, check=True, capture_output=True, text=True
+    )
+    return json.loads(done.stdout)
+
+
+def read_rows() -> list[dict[str, Any]]:
+    """The finished rows."""
+    return json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
+
+
+def add_row(row: dict[str, Any]) -> None:
+    """Keeps a finished row."""
+    print(row, flush=True)
+    write_json(RESULTS, {"command": ["python", "studies/million.py"], "rows": [*read_rows(), row]})
+
+
+def is_missing(**key: Any) -> bool:
+    """Whether no row has these values."""
+    return not any(key.items() <= row.items() for row in read_rows())
+
+
+def main(command: str, names: list[str]) -> None:
     """Adds the rows that are missing."""
     torch.set_num_threads(1)
-    study, file = read_study(ROOT / "studies" / "plans" / "million.yaml"), RESULTS / "million_streams.json"
-    report = read_report(RESULTS / "million.json")
-
-    def rows() -> list[dict[str, Any]]:
-        return json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
-
-    def add(**row: Any) -> None:
-        print(row, flush=True)
-        write_json(file, {"command": ["python", "studies/million.py"], "rows": [*rows(), row]})
-
+    study = read_study(ROOT / "studies" / "plans" / "million.yaml")
     for name in names or study.candidates:
         kwargs, _ = match_size(study, "million", name)
-        mixer, long = kwargs["mixer"], is_attention(kwargs["mixer"])
+        mixer = kwargs["mixer"]
         if command == "cost":
-            for tiles in COSTS:
-                key = {"kind": "cost", "candidate": name, "tiles": tiles}
-                if (tiles <= LONGEST or not long) and not any(key.items() <= row.items() for row in rows()):
-                    code = f"import million; print(million.cost({mixer!r}, {kwargs['embed_dim']}, {tiles}))"
-                    env = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # glibc gives freed blocks back
-                    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "studies", env=env)
-                    add(**key)
+            for tiles in COSTS if not is_attention(mixer) else [tiles for tiles in COSTS if tiles <= LONGEST]:
+                if is_missing(**(key := {"kind": "cost", "candidate": name, "tiles": tiles})):
+                    add_row(key | measure_cost(mixer, kwargs["embed_dim"], tiles))
             continue
-        for tiles, count in (FEWER if long else IMAGES).items():
-            for seed, cell in report.tested("million", name).items():
-                key = {"kind": "accuracy", "candidate": name, "tiles": tiles, "seed": seed}
-                if not any(key.items() <= row.items() for row in rows()):
-                    model, _ = load_run(run_directory(RUNS, Cell("million", name, cell["rate"], seed)), "last")
-                    start = time.monotonic()
-                    found = accuracy(model, tiles, count)
-                    add(**key, images=count, top1=found, seconds=round(time.monotonic() - start, 1))
+        tested = read_report(RESULTS.with_name("million.json")).tested("million", name)
+        for tiles, count in (FEWER if is_attention(mixer) else IMAGES).items():
+            for seed, cell in tested.items():
+                if is_missing(**(key := {"kind": "accuracy", "candidate": name, "tiles": tiles, "seed": seed})):
+                    directory = run_directory(
+                        ROOT / "runs" / "studies" / "million", Cell("million", name, cell["rate"], seed)
+                    )
+                    model, start = load_run(directory, "last")[0], time.monotonic()
+                    found = right(model, mixer, tiles, count)
+                    seconds = round(time.monotonic() - start, 1)
+                    add_row(key | {"rate": cell["rate"], "images": count, "right": found, "seconds": seconds})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] not in (["accuracy"], ["cost"]):
+        sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[2:])

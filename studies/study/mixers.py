@@ -8,7 +8,7 @@ of heads, K and V are the channels of a key and a value.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ Stream = Callable[[int, int], Tensor]  # tiles from the first number to before t
 
 
 def read_piece(mixer: Mixer, x: Tensor, state: State = None) -> tuple[Tensor, State]:
-    """A piece of the tokens, (B, L, dim), mixed after those that left each direction's state; and the state after it."""
+    """A piece of tokens, (B, L, dim), mixed after those that left each direction's state; and the state after it."""
     tails, carried = (None, None) if state is None else state
     after: list[Tensor] = []
 
@@ -139,15 +139,15 @@ class LogScaled(Attention):
 
 
 class Linear(Causal):
-    """Linear attention with elu + 1 (Katharopoulos et al., arXiv 2006.16236). The state is the sums (G, B, H, K, V + 1)."""
+    """Linear attention with elu + 1 (Katharopoulos et al., arXiv 2006.16236). The state is (G, B, H, K, V + 1)."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, state: State) -> tuple[Tensor, State]:
         v = F.pad(v, (0, 1), value=1.0)  # the last channel sums the weights
         q, k, parts = F.elu(q) + 1, F.elu(k) + 1, []
         S = v.new_zeros(*k.shape[:3], k.shape[4], v.shape[4]) if state is None else state
-        for q, k, v in zip(*(t.split(CHUNK, 3) for t in (q, k, v))):
-            parts.append(q @ S + (q @ k.mT).tril() @ v)
-            S = S + k.mT @ v
+        for Q, K, V in chunks(q, k, v):
+            parts.append(Q @ S + (Q @ K.mT).tril() @ V)
+            S = S + K.mT @ V
         y = torch.cat(parts, 3)
         return y[..., :-1] / y[..., -1:], S
 
@@ -173,13 +173,13 @@ class GatedDelta(Causal):
         log_a, b = -self.decay_log.exp() * F.softplus(gates[0] + self.step_bias), gates[1].sigmoid()[..., None]
         q, k, parts = F.normalize(q, dim=-1), F.normalize(k, dim=-1), []
         S = v.new_zeros(*k.shape[:3], k.shape[4], v.shape[4]) if state is None else state
-        for q, k, v, b, log_a in zip(*(t.split(CHUNK, 3) for t in (q, k, v, b, log_a))):
-            g = log_a.cumsum(-1)[..., None]
+        for Q, K, V, beta, log_decay in chunks(q, k, v, b, log_a):
+            g = log_decay.cumsum(-1)[..., None]
             decay, a = (g - g.mT).tril().exp().tril(), g.exp()
-            u = b * (v - a * (k @ S))
-            u = torch.linalg.solve_triangular(b * (decay * (k @ k.mT)).tril(-1), u, upper=False, unitriangular=True)
-            parts.append(a * (q @ S) + (decay * (q @ k.mT)) @ u)
-            S = a[..., -1:, :] * S + (k * decay[..., -1:, :].mT).mT @ u
+            system, right = beta * (decay * (K @ K.mT)).tril(-1), beta * (V - a * (K @ S))
+            u = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+            parts.append(a * (Q @ S) + (decay * (Q @ K.mT)) @ u)
+            S = a[..., -1:, :] * S + (K * decay[..., -1:, :].mT).mT @ u
         return self.norm(torch.cat(parts, 3)), S
 
 
@@ -202,14 +202,14 @@ class MLSTM(Causal):
         q, v = q * q.shape[4] ** -0.5, F.pad(v, (0, 1), value=1.0)
         S, m = state or (v.new_zeros(*k.shape[:3], k.shape[4], v.shape[4]), v.new_zeros(*k.shape[:3], 1, 1))
         future = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
-        for q, k, v, log_f, log_i in zip(*(t.split(CHUNK, 3) for t in (q, k, v, log_f, log_i))):
-            g, L = log_f.cumsum(-1)[..., None], q.shape[3]
-            weights = (g - g.mT + log_i[..., None, :]).masked_fill(future[:L, :L], -math.inf)  # logarithms
+        for Q, K, V, log_decay, log_weight in chunks(q, k, v, log_f, log_i):
+            g, L = log_decay.cumsum(-1)[..., None], Q.shape[3]
+            weights = (g - g.mT + log_weight[..., None, :]).masked_fill(future[:L, :L], -math.inf)  # logarithms
             top = torch.maximum(weights.amax(-1, keepdim=True), g + m)
             weights, kept = (weights - top).exp(), (g + m - top).exp()
-            y, m = kept * (q @ S) + (weights * (q @ k.mT)) @ v, top[..., -1:, :]
+            y, m = kept * (Q @ S) + (weights * (Q @ K.mT)) @ V, top[..., -1:, :]
             parts.append(y[..., :-1] / torch.maximum(y[..., -1:].abs(), (-top).exp()))
-            S = kept[..., -1:, :] * S + (k * weights[..., -1:, :].mT).mT @ v
+            S = kept[..., -1:, :] * S + (K * weights[..., -1:, :].mT).mT @ V
         return self.norm(torch.cat(parts, 3)), (S, m)
 
 
@@ -289,17 +289,23 @@ def step(block: Block, x: Tensor, state: State) -> tuple[Tensor, State]:
     return x + y, state
 
 
+def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors (G, B, H, L, ...) in pieces of at most `CHUNK` tokens."""
+    return zip(*(t.split(CHUNK, 3) for t in tensors))
+
+
 def direction(state: State, g: int) -> State:
     """The state of a direction."""
     return None if state is None else tree_map(lambda t: t[g], state)
 
 
 def joined(forward: State, backward: State) -> State:
-    """The state of both directions; that before the first token, in all mixers here, is zero."""
+    """The state of both directions. One that has read nothing is zero."""
     if forward is None and backward is None:
         return None
-    zeros = [tree_map(torch.zeros_like, one if other is None else other) for one, other in ((forward, backward),)][0]
-    return tree_map(lambda a, b: torch.stack([a, b]), *(zeros if s is None else s for s in (forward, backward)))
+    zeros = tree_map(torch.zeros_like, backward if forward is None else forward)
+    pair = (zeros if state is None else state for state in (forward, backward))
+    return tree_map(lambda *parts: torch.stack(parts), *pair)
 
 
 @register_model
