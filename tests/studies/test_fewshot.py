@@ -54,7 +54,7 @@ def test_the_label_is_the_digit_beside_the_icons_of_the_asked_class(tokens, grid
 
 
 def test_the_nearest_icon_is_found_where_tokens_tell_the_class(icons):
-    assert nearest(Tokens(lambda tiles: torch.eye(256)[tiles[:, 1, 1]], icons, "val"), 20) == 100
+    assert nearest(Tokens(lambda tiles: torch.eye(256)[tiles[:, 1, 1].tolist()], icons, "val"), 20) == 100
     assert nearest(Tokens(lambda tiles: torch.ones(len(tiles), 1), icons, "val"), 100) < 60
 
 
