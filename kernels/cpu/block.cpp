@@ -132,6 +132,55 @@ int64_t num_strips(const VlBlock &b, int stage) {
   return strips == 1 || b.conv_grid.rows >= kRows * strips ? strips : 0;
 }
 
+// Rows of the map that a block with a scan takes at once, in inference of one direction: what lies between two products
+// then stays in the cache. 0 for other blocks, and for small maps.
+int64_t num_rows(const VlBlock &b) {
+  constexpr int64_t kTokens = 2048;
+  const VlConvGrid &grid = b.conv_grid;
+  if (b.rule == VL_NONE || b.directions > 1 || b.drop_scales || !grid.rows || grid.rows * grid.columns != b.length)
+    return 0;
+  const int64_t rows = std::max(kTokens / grid.columns, 2 * (grid.height / 2));
+  return 2 * rows < grid.rows ? rows : 0;
+}
+
+// The block of `rows` rows at a time. The rows beside them are projected, too, for the convolution; the states go on.
+int infer_in_strips(const VlBlock &b, int64_t rows, int isa) {
+  const int64_t beside = b.conv_grid.height / 2, columns = b.conv_grid.columns, map = b.conv_grid.rows;
+  const int64_t strips = (map + rows - 1) / rows, most = (rows + 2 * beside) * columns;
+  float *normed, *scale, *y, *states;
+  const bool allocated = workspace.allocate([&](Arena &a) {
+    normed = y = a.next<float>(most * std::max(b.dim, b.channels)), scale = a.next<float>(most);
+    states = a.next<float>(b.states * b.channels);
+  });
+  if (!allocated) return 1;
+  for (int64_t i = 0; i < b.batch * strips; i++) {
+    const int64_t strip = b.reverse[0] ? strips - 1 - i % strips : i % strips;
+    const int64_t begin = strip * rows, end = std::min(begin + rows, map);
+    const int64_t above = std::min(begin, beside), below = std::min(map - end, beside);
+    const auto tokens = [&](const void *of, int64_t row) {
+      return (float *)of + (i / strips * map + row) * columns * b.dim;
+    };
+    VlBlock all = b, own = b;  // with the rows beside it, and without
+    all.batch = own.batch = 1, all.conv_grid.rows = above + end - begin + below, own.length = (end - begin) * columns;
+    all.length = all.conv_grid.rows * columns, all.x = tokens(b.x, begin - above);
+    VlNorm norm = {};
+    norm.batch = all.length, norm.channels = b.dim, norm.eps = b.eps, norm.threads = b.threads;
+    norm.x = all.x, norm.weight = b.norm_weight, norm.y = normed, norm.scale = scale;
+    const BlockPart mixer = mixer_of(all, isa);
+    Gemm in = mixer.by_in_proj, out = mixer.by_out_proj;
+    in.rows = all.length, in.a = normed, in.out = b.xz;
+    Mixer scan = mamba_inner_of(all, (float *)b.xz, 0, y);
+    scan.begin = above * columns, scan.count = own.length;
+    scan.scan.initial_state = i % strips ? states : nullptr, scan.scan.final_state = states;
+    out.rows = own.length, out.a = y + scan.begin * b.channels, out.add = tokens(b.x, begin);
+    own.out = tokens(b.out, begin), out.out = b.hidden ? b.mid : own.out;
+    if (vl_norm_forward(&norm, isa) || matmul(in, isa) || mamba_inner_forward(scan, isa) || matmul(out, isa) ||
+        (b.hidden && mlp_forward(own, isa)))
+      return 1;
+  }
+  return 0;
+}
+
 constexpr int64_t kChunk = 64, kLanes = 16;  // as in vilonghorn/ops/backends/cpu.py
 
 // Threads share the sequences, and where these are few also parts of their channels.
@@ -160,12 +209,16 @@ VL_EXPORT int vl_scan_infer(const VlScan *given, int isa) {
 VL_EXPORT int vl_block_infer(const VlBlock *given, int isa) {
   VlBlock b = *given;
   b.chunk = kChunk, b.channel_splits = num_channel_splits(b.batch, b.channels, b.threads), b.save = 0;
-  const int64_t tokens = b.batch * b.length;
+  const int64_t rows = num_rows(b);
+  if (rows) b.channel_splits = num_channel_splits(1, b.channels, b.threads);
+  const int64_t tokens = rows ? (rows + 2 * (b.conv_grid.height / 2)) * b.conv_grid.columns : b.batch * b.length;
   if (!infer_workspace.allocate([&](Arena &a) {
-        b.xz = num_strips(b, -1) || is_of_sequences(b, -1) ? nullptr : a.next<float>(tokens * 2 * b.channels);
+        b.xz =
+            !rows && (num_strips(b, -1) || is_of_sequences(b, -1)) ? nullptr : a.next<float>(tokens * 2 * b.channels);
         b.projected = a.next<float>(b.directions * tokens * (b.dt_rank + 2 * b.states));
         b.mid = b.hidden ? a.next<float>(tokens * b.dim) : nullptr;
       }))
     return 1;
-  return vl_block_forward(&b, -1, isa);
+  const int error = rows ? check(b) : 0;
+  return error ? error : rows ? infer_in_strips(b, rows, isa) : vl_block_forward(&b, -1, isa);
 }

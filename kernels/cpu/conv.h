@@ -9,11 +9,12 @@ namespace {
 struct Steps {
   int64_t direction, batch, length, first, count;
   bool reverse;
-  Steps(int64_t direction, int64_t batch, int64_t length, int64_t chunk, int64_t index, bool reverse)
+  int64_t begin;  // the token of the first of `length` steps, or in reverse of the last
+  Steps(int64_t direction, int64_t batch, int64_t length, int64_t chunk, int64_t index, bool reverse, int64_t begin = 0)
       : direction(direction), batch(batch), length(length), first(index * chunk),
-        count(length - index * chunk < chunk ? length - index * chunk : chunk), reverse(reverse) {}
+        count(length - index * chunk < chunk ? length - index * chunk : chunk), reverse(reverse), begin(begin) {}
   Steps(int64_t direction, const Steps &other) : Steps(other) { this->direction = direction; }
-  int64_t token(int64_t i) const { return reverse ? length - 1 - (first + i) : first + i; }
+  int64_t token(int64_t i) const { return begin + (reverse ? length - 1 - (first + i) : first + i); }
 };
 
 VL_INLINE int64_t offset(const VlInput &in, const Steps &s, int64_t i) {

@@ -262,15 +262,15 @@ static bool set_neighbors(VlConvGrid &grid, int64_t length, int64_t d_conv) {
 }
 // With one channel split, a job has all channels and computes its x_proj itself.
 static bool has_x_proj_jobs(const VlScan &s) { return s.channel_splits > 1 && s.rule != VL_NONE; }
-VL_EXPORT int vl_mamba_inner_forward(const VlMambaInner *given, int isa) {
-  VlMambaInner a = *given;
+int vilonghorn::mamba_inner_forward(Mixer a, int isa) {
   if (const int error = check(a)) return error;
   if (!set_neighbors(a.conv_grid, a.scan.length, a.d_conv)) return 1;
   return (has_x_proj_jobs(a.scan) && run(a, a.scan, isa, &Jobs::x_proj_forward)) ||
          run(a, a.scan, isa, &Jobs::mamba_inner_forward);
 }
+VL_EXPORT int vl_mamba_inner_forward(const VlMambaInner *m, int isa) { return mamba_inner_forward(*m, isa); }
 VL_EXPORT int vl_mamba_inner_backward(const VlMambaInner *given, int isa) {
-  VlMambaInner a = *given;
+  Mixer a = *given;
   VlScan &s = a.scan;
   if (const int error = check(a)) return error;
   if (!set_neighbors(a.conv_grid, s.length, a.d_conv)) return 1;
@@ -302,12 +302,12 @@ static VlMambaInner mamba_inner_of(const VlConv &a) {
 }
 VL_EXPORT int vl_conv_forward(const VlConv *a, int isa) {
   if (const int error = check(*a)) return error;
-  const VlMambaInner m = mamba_inner_of(*a);
+  const Mixer m = mamba_inner_of(*a);
   return run(m, m.scan, isa, &Jobs::x_proj_forward);
 }
 VL_EXPORT int vl_conv_backward(const VlConv *a, int isa) {
   if (const int error = check(*a)) return error;
-  VlMambaInner m = mamba_inner_of(*a);
+  Mixer m = mamba_inner_of(*a);
   const int64_t channels = a->directions * a->channels;
   return sum_gradients(a->dtype, a->threads, isa,
                        {{m.dconv_weight, channels * a->d_conv, a->batch}, {m.dconv_bias, channels, a->batch}},

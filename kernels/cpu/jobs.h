@@ -46,6 +46,13 @@ static inline VlMambaInner mamba_inner_of(const VlBlock &b, float *xz, int64_t b
   return m;
 }
 
+// A mixer that scans `count` tokens from `begin`. The convolution reads the others, too.
+struct Mixer : VlMambaInner {
+  int64_t begin, count;
+  Mixer(const VlMambaInner &all) : VlMambaInner(all), begin(0), count(all.scan.length) {}
+};
+int mamba_inner_forward(Mixer, int isa);
+
 // 0 if the kernels take these sizes, else an error, which vl_error explains. Of a scan in a mixer the rule may be none.
 int check(const VlScan &, bool is_mixer = false);
 int check(const VlMambaInner &);
@@ -72,21 +79,21 @@ int mlp_backward(const VlBlock &, float *dmid, int isa);
 
 // Where channel_splits > 1, x_proj_forward runs before mamba_inner_forward, and x_proj_backward after
 // mamba_inner_backward. By themselves, they are a convolution. gemm_pack runs before gemm.
-#define VL_JOBS(X, isa)                      \
-  X(isa, scan_forward, VlScan)               \
-  X(isa, scan_backward, VlScan)              \
-  X(isa, x_proj_forward, VlMambaInner)       \
-  X(isa, mamba_inner_forward, VlMambaInner)  \
-  X(isa, mamba_inner_backward, VlMambaInner) \
-  X(isa, x_proj_backward, VlMambaInner)      \
-  X(isa, norm_forward, VlNorm)               \
-  X(isa, norm_backward, VlNorm)              \
-  X(isa, sum, Sums)                          \
-  X(isa, gemm_pack, Gemm)                    \
-  X(isa, gemm, Gemm)                         \
-  X(isa, mixer_forward, BlockPart)           \
-  X(isa, gated_conv, BlockPart)              \
-  X(isa, mlp_forward, BlockPart)             \
+#define VL_JOBS(X, isa)               \
+  X(isa, scan_forward, VlScan)        \
+  X(isa, scan_backward, VlScan)       \
+  X(isa, x_proj_forward, Mixer)       \
+  X(isa, mamba_inner_forward, Mixer)  \
+  X(isa, mamba_inner_backward, Mixer) \
+  X(isa, x_proj_backward, Mixer)      \
+  X(isa, norm_forward, VlNorm)        \
+  X(isa, norm_backward, VlNorm)       \
+  X(isa, sum, Sums)                   \
+  X(isa, gemm_pack, Gemm)             \
+  X(isa, gemm, Gemm)                  \
+  X(isa, mixer_forward, BlockPart)    \
+  X(isa, gated_conv, BlockPart)       \
+  X(isa, mlp_forward, BlockPart)      \
   X(isa, mlp_backward, BlockPart)
 
 // The functions of one instruction set. Each returns false if memory ran out.

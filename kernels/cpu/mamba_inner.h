@@ -4,6 +4,8 @@
 #include "conv_grid.h"
 #include "small_gemm.h"
 
+using vilonghorn::Mixer;
+
 namespace {
 
 VL_INLINE int64_t projected_width(const VlMambaInner &m) { return m.dt_rank + 2 * m.scan.states; }

@@ -10,7 +10,7 @@
 
 namespace {
 
-const VlMambaInner no_mixer = {};
+const Mixer no_mixer = VlMambaInner{};
 
 // NS: the number of states, where loops over them unroll into registers; 0: known at run time only.
 template <class T, int NS> struct Scan {
@@ -19,7 +19,7 @@ template <class T, int NS> struct Scan {
   static constexpr int W = kLanes<T>, MAX = NS ? NS : VL_MAX_STATES;
 
   const VlScan &a;
-  const VlMambaInner *mixer;  // not null: x and dt come from the projections of a mixer
+  const Mixer *mixer;  // not null: x and dt come from the projections of a mixer
   const int64_t job, b, split, L, C, chunks;
   const Blocks blocks;
   const int64_t n_blocks;
@@ -27,9 +27,10 @@ template <class T, int NS> struct Scan {
   const int64_t heads, head_channels;  // H; channels of a head, which share dt in a mixer
   ConvProjection<T> projection;
 
-  Scan(const VlScan &a, const VlMambaInner *mixer, int64_t job)
-      : a(a), mixer(mixer), job(job), b(job / a.channel_splits), split(job % a.channel_splits), L(a.length), C(a.chunk),
-        chunks((L + C - 1) / C), blocks(a.channels, W, a.channel_splits, split), n_blocks(blocks.end - blocks.begin),
+  Scan(const VlScan &a, const Mixer *mixer, int64_t job)
+      : a(a), mixer(mixer), job(job), b(job / a.channel_splits), split(job % a.channel_splits),
+        L(mixer ? mixer->count : a.length), C(a.chunk), chunks((L + C - 1) / C),
+        blocks(a.channels, W, a.channel_splits, split), n_blocks(blocks.end - blocks.begin),
         is_alone(a.channel_splits == 1 || a.rule == VL_NONE), heads(mixer ? mixer->num_heads : a.channels),
         head_channels(heads ? a.channels / heads : 1), projection(mixer ? *mixer : no_mixer, blocks) {}
 
@@ -183,7 +184,7 @@ template <class T, int NS> struct Scan {
       load_states(a.initial_state, g);
       if constexpr (RULE != VL_NONE) load_weights<RULE>(g);
       for (int64_t c = 0; c < chunks; c++) {
-        const Steps s(g, b, L, C, c, a.reverse[g]);
+        const Steps s(g, b, L, C, c, a.reverse[g], mixer ? mixer->begin : 0);
         if (mixer && projection.keeps_convolved()) projection.load_convolved(s);
         else if (mixer) projection.convolve_chunk(s, false);
         if constexpr (RULE != VL_NONE) {
@@ -246,7 +247,7 @@ template <class T, int NS> struct Scan {
       if (mixer) projection.begin_direction(g, true), clear(d_dt_proj, n_blocks * dt_rank());
       if constexpr (RULE != VL_NONE) load_weights<RULE>(g);
       for (int64_t c = chunks - 1; c >= 0; c--) {
-        const Steps s(g, b, L, C, c, a.reverse[g]);
+        const Steps s(g, b, L, C, c, a.reverse[g], mixer ? mixer->begin : 0);
         if (mixer) projection.convolve_chunk(s, true);
         if constexpr (RULE != VL_NONE) load_keys(s, true);
         for (int64_t block = blocks.begin; block < blocks.end; block++) backward_block<RULE>(s, block);
@@ -380,7 +381,7 @@ template <class T, int NS> struct Scan {
 };
 
 // Selects a template instance: 16 float states are specialised, other sizes share a loop.
-template <class T, int NS> bool run(const VlScan &a, const VlMambaInner *mixer, int64_t job, bool forward) {
+template <class T, int NS> bool run(const VlScan &a, const Mixer *mixer, int64_t job, bool forward) {
   Scan<T, NS> scan(a, mixer, job);
   if (a.rule == VL_LONGHORN) return scan.template run<VL_LONGHORN>(forward);
   if (a.rule == VL_LONGHORN_EXACT) return scan.template run<VL_LONGHORN_EXACT>(forward);
@@ -388,7 +389,7 @@ template <class T, int NS> bool run(const VlScan &a, const VlMambaInner *mixer, 
     if (a.rule == VL_NONE) return scan.template run<VL_NONE>(forward);
   return scan.template run<VL_MAMBA>(forward);
 }
-bool run_typed(const VlScan &a, const VlMambaInner *mixer, int64_t job, bool forward) {
+bool run_typed(const VlScan &a, const Mixer *mixer, int64_t job, bool forward) {
   if (a.dtype == VL_FLOAT64) return run<double, 0>(a, mixer, job, forward);
   return a.states == 16 ? run<float, 16>(a, mixer, job, forward) : run<float, 0>(a, mixer, job, forward);
 }
@@ -398,6 +399,6 @@ bool run_typed(const VlScan &a, const VlMambaInner *mixer, int64_t job, bool for
 namespace vilonghorn {
 bool VL_JOB(scan_forward_job)(const VlScan &a, int64_t job) { return run_typed(a, nullptr, job, true); }
 bool VL_JOB(scan_backward_job)(const VlScan &a, int64_t job) { return run_typed(a, nullptr, job, false); }
-bool VL_JOB(mamba_inner_forward_job)(const VlMambaInner &a, int64_t job) { return run_typed(a.scan, &a, job, true); }
-bool VL_JOB(mamba_inner_backward_job)(const VlMambaInner &a, int64_t job) { return run_typed(a.scan, &a, job, false); }
+bool VL_JOB(mamba_inner_forward_job)(const Mixer &a, int64_t job) { return run_typed(a.scan, &a, job, true); }
+bool VL_JOB(mamba_inner_backward_job)(const Mixer &a, int64_t job) { return run_typed(a.scan, &a, job, false); }
 }  // namespace vilonghorn

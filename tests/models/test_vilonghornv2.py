@@ -53,6 +53,27 @@ def test_maps_have_the_strides_and_channels_of_feature_info():
     assert torch.equal(stopped, early) and torch.equal(early, maps[1])
 
 
+@pytest.mark.parametrize("num_conv_stages", [0, 1, 2, 4])
+@pytest.mark.parametrize("stem_stride, size, sides", [(4, 32, (96, 160)), (4, 512, (64, 96)), (1, 16, (40, 72))])
+def test_tiles_give_the_map_and_the_gradients_of_the_whole_image(num_conv_stages, stem_stride, size, sides):
+    model = make(stem_stride=stem_stride, num_conv_stages=num_conv_stages, img_size=64, drop_path_rate=0.0)
+    batch = images(2, 3, *sides)
+    results = [model.forward_features(batch), model.forward_tiles(batch, size)]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+    of_whole, of_tiles = (torch.autograd.grad(y.square().sum(), list(model.parameters())[:-2]) for y in results)
+    assert max(map(error, of_tiles, of_whole)) < 1e-4
+
+
+def test_tiles_of_a_padded_image_and_a_size_that_does_not_fit():
+    model, batch = make(dynamic_img_pad=True), images(1, 3, 70, 45)
+    torch.testing.assert_close(model.forward_tiles(batch, 32), model.forward_features(batch))
+    for size in (0, 48, -32):
+        with pytest.raises(ValueError, match=f"size is {size}, expected a positive multiple of the last stride, 32"):
+            model.forward_tiles(batch, size)
+    with pytest.raises(ValueError, match="70"):
+        make().forward_tiles(batch)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

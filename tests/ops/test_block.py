@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_gemm import needs_amx, products
 from oracle import KERNEL_RULES, block_inputs, compare, residual_block, value_and_grads
@@ -106,6 +106,35 @@ def test_inference_without_a_scan_goes_through_the_rows_of_a_map(B, grid, filter
         finally:
             torch.set_num_threads(before)
     expected = residual_block(**{name: value.double() for name, value in values.items()}, **options)
+    torch.testing.assert_close(actual.double(), expected, rtol=3e-5, atol=3e-5)
+
+
+@settings(max_examples=20)
+@given(
+    B=st.integers(1, 3),
+    grid=st.sampled_from([(90, 47), (66, 64), (9, 700), (5, 2048), (7, 2051), (4201, 1)]),
+    filters=st.sampled_from([(1, 1), (3, 3), (5, 1), (1, 3), (3, 5)]),
+    D=st.integers(1, 33),
+    hidden=st.sampled_from([0, 7]),
+    rule=st.sampled_from(KERNEL_RULES),
+    reverse=st.booleans(),
+    isa=st.sampled_from(list(native.isas().values())),
+    threads=st.integers(1, 4),
+    seed=st.integers(0, 2**31),
+)
+def test_inference_scans_the_rows_of_a_large_map_in_strips(
+    B, grid, filters, D, hidden, rule, reverse, isa, threads, seed
+):
+    sizes = 1, B, math.prod(grid), D, 3, 2, math.prod(filters), 5
+    values = block_inputs(*sizes, hidden=hidden, seed=seed, rule=rule, filters=filters)
+    options, before = dict(rule=rule, reverse=(reverse,), grid=grid), torch.get_num_threads()
+    with mock.patch.object(native, "_isa", isa), torch.no_grad():
+        torch.set_num_threads(threads)
+        try:
+            actual = in_order(**values, **options)
+        finally:
+            torch.set_num_threads(before)
+        expected = in_parts(**{name: value.double() for name, value in values.items()}, **options)
     torch.testing.assert_close(actual.double(), expected, rtol=3e-5, atol=3e-5)
 
 

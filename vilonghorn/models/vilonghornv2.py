@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from ..layers import Block, Blocks, RMSNorm, to_fp32
 from ..layers.patch_embed import check_whole_patches, patch_mask, replace_masked
 from ..ops._torch import as_list, autocast_dtype
+from ..ops.rules import NO_RULE
 from .timm_contract import Backbone, build_backbone, icons_cfg
 from .weights_file import fit_state_dict, unwrap_state_dict
 
@@ -84,13 +85,17 @@ class Stage(nn.Module):
         self.blocks = Blocks(*blocks)
         self.grad_checkpointing = False
 
+    def embed(self, x: Tensor) -> Tensor:
+        """Tokens (B, H, W, C) to what the first block takes, (B, H / 2, W / 2, C'), of the first stage (B, H, W, C)."""
+        x = self.downsample(x)
+        return to_fp32(x) if self.residual_in_fp32 else to_autocast_dtype(x)
+
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Tokens (B, H, W, C) to the residual stream, (B, H / 2, W / 2, C'), of the first stage (B, H, W, C).
 
         `valid`, (B, 1, h, w), is 0 at the tokens of the last stage that are padding, else 1.
         """
-        x = self.downsample(x)
-        x = to_fp32(x) if self.residual_in_fp32 else to_autocast_dtype(x)
+        x = self.embed(x)
         H, W = x.shape[1:3]
         if valid is not None:
             valid = F.interpolate(valid, [H, W]).flatten(1)
@@ -269,15 +274,19 @@ class VisionLonghorn(Backbone):
                 raise ValueError(f"pixel_mask has shape {pixel_mask.shape}, expected (B, H, W) = {(B, H, W)}")
             valid = self._valid_tokens(pixel_mask, x.dtype)
             x = x.masked_fill((pixel_mask == 0)[:, None], 0)
-        if self.dynamic_img_pad:
-            x = F.pad(x, (0, -W % self.stride, 0, -H % self.stride))
-        else:
-            check_whole_patches((H, W), (self.stride, self.stride), (self.stride, self.stride))
+        x = self._padded(x)
         if masked is None:
             return self.stem(x, valid), valid
         hidden = patch_mask(masked, (B, x.shape[2] // self.stride, x.shape[3] // self.stride))[:, None].to(x.dtype)
         x = self.stem(x, 1 - hidden if valid is None else valid * (1 - hidden))
         return replace_masked(x, F.interpolate(hidden, x.shape[1:3])[:, 0].to(torch.bool), self.mask_token), valid
+
+    def _padded(self, x: Tensor) -> Tensor:
+        H, W = x.shape[2:]
+        if self.dynamic_img_pad:
+            return F.pad(x, (0, -W % self.stride, 0, -H % self.stride))
+        check_whole_patches((H, W), (self.stride, self.stride), (self.stride, self.stride))
+        return x
 
     def _valid_tokens(self, pixel_mask: Tensor, dtype: torch.dtype) -> Tensor:
         """(B, H, W) to the tokens of the last stage, (B, 1, h, w): 1 where a token has pixels of the image, else 0."""
@@ -353,6 +362,60 @@ class VisionLonghorn(Backbone):
         for stage in self.stages:
             x = stage(x, valid)
         return self._to_map(x, valid, True)
+
+    @torch.jit.unused
+    def forward_tiles(self, x: Tensor, size: int = 512) -> Tensor:
+        """As `forward_features` of images alone, equal to rounding, for large images in less time and memory.
+
+        The stem, the stages without a recurrence and the mergers of tokens run on tiles of the image, each with the
+        pixels beside it that its result depends on. Hooks of modules are called for tiles, or not at all.
+
+        Args:
+            x: images, (B, in_chans, H, W).
+            size: height and width of a tile in pixels, a multiple of the last stride. `vilonghornv2_tiny` adds up to 32
+                pixels on each side. Another number is a ValueError.
+        """
+        if size <= 0 or size % self.stride:
+            raise ValueError(f"size is {size}, expected a positive multiple of the last stride, {self.stride}")
+        stages: list[Any] = list(self.stages)
+        local = 0  # stages that run on tiles
+        while local < len(stages) and all(block.mixer.rule == NO_RULE for block in stages[local].blocks):
+            local += 1
+        y = self._tile(self._padded(x), size, stages[:local], stages[local : local + 1])
+        for i, stage in enumerate(stages[local:], local):
+            if i > local:
+                rows = size // self.feature_info[i - 1]["reduction"]
+                y = torch.cat([stage.embed(strip) for strip in y.split(rows, 1)], 1)
+            H, W = y.shape[1:3]
+            y = y.flatten(1, 2)
+            for block in stage.blocks:
+                y = block(y, [H, W])
+            y = y.unflatten(1, [H, W])
+        return self._to_map(y, None, True)
+
+    def _tile(self, x: Tensor, size: int, stages: Sequence[Any], following: Sequence[Any]) -> Tensor:
+        """Images to the map of the first stages or, if another one follows, to what its blocks take, (B, h, w, C)."""
+        beside = 3  # pixels beside a token that it depends on; the stem reads 3 or fewer
+        for info, stage in zip(self.feature_info, stages):
+            reach = [max(block.mixer.conv_weight.shape[-2:]) // 2 for block in stage.blocks]
+            beside += sum(reach) * info["reduction"]
+        beside = -(-beside // self.stride) * self.stride
+        step = self.feature_info[len(stages) + len(following) - 1]["reduction"]
+        whole: Any = None
+        for row in range(0, x.shape[2], size):
+            for column in range(0, x.shape[3], size):
+                top, left = max(0, row - beside), max(0, column - beside)
+                y = self.stem(x[:, :, top : row + size + beside, left : column + size + beside])
+                for stage in stages:
+                    y = stage(y)
+                for stage in following:
+                    y = stage.embed(y)
+                if whole is None:
+                    whole = y.new_empty(len(y), x.shape[2] // step, x.shape[3] // step, y.shape[-1])
+                part = whole[:, row // step : (row + size) // step, column // step : (column + size) // step]
+                y = y[:, (row - top) // step :, (column - left) // step :]
+                part.copy_(y[:, : part.shape[1], : part.shape[2]])
+        return whole
 
     def forward_head(self, x: Tensor, pre_logits: bool = False, pixel_mask: Tensor | None = None) -> Tensor:
         """Map of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`.
