@@ -40,6 +40,7 @@ STATE_EVERY = 8  # steps between two saved states of the CUDA kernels
 RUNS = {rule: ((2, True, 2), (0, False, 3), (0, True, 3)) for rule in RULES} | {"mamba": ((1, True, 4), (0, True, 4))}
 STAGE = 4  # steps that forward unrolls
 V2_WIDTH, V2_HEADS = 256, 4  # of `vilonghornv2_tiny`, stages.2
+V2_SEQUENCES = (16, 4096)  # images of 1024 px, and their tokens there
 
 
 class Kernel(NamedTuple):
@@ -217,15 +218,27 @@ def triton(architecture: int) -> Iterator[dict[str, Any]]:
             if num_heads is None:
                 row["instructions"] = _triton_instructions(compiled, name, rule)
             else:
-                row |= dict(triton=version("triton"), shared=kernel.metadata.shared)
+                # Of a chunk; `steps` chunks follow one another in a scan of V2_SEQUENCES.
+                instructions = max(map(len, compiled.loops()), default=len(compiled.code))
+                steps = 1 if name == "chunks_prepare" else _chunk_steps()
+                row |= dict(
+                    triton=version("triton"), shared=kernel.metadata.shared, instructions=instructions, steps=steps
+                )
             yield row
+
+
+def _chunk_steps() -> int:
+    from vilonghorn.ops.backends.triton import CHUNK, segment_chunks
+
+    images, tokens = V2_SEQUENCES
+    return segment_chunks(images * V2_WIDTH // 32, tokens // CHUNK)
 
 
 def compile_triton(architecture: int, rule: str, num_heads: int | None = None) -> dict[str, Any]:
     """Calls a scan and its backward with a driver that compiles the kernels instead of running them.
 
     The call has bfloat16 inputs, the mean over two directions, 16 states, z, D, dt_bias, and slices as k and q. With
-    heads it has one direction, as in `vilonghornv2_tiny`.
+    heads it has one direction, as in `vilonghornv2_tiny`, and is long enough to be split over time.
     """
     from triton.backends.compiler import GPUTarget
     from triton.runtime import JITFunction, driver
@@ -243,9 +256,10 @@ def compile_triton(architecture: int, rule: str, num_heads: int | None = None) -
     def compile_only(kernel: JITFunction, *args: Any, **options: Any) -> None:
         name = kernel.__name__.removeprefix("scan_")
         if name != "sum_shares":
-            compiled[name] = run(kernel, *args, **options | dict(warmup=True))
+            is_map = name in ("chunks_forward", "chunks_backward") and args[5] is None  # of a segment, without results
+            compiled[name + "_maps" * is_map] = run(kernel, *args, **options | dict(warmup=True))
 
-    G, B, L, D, N, R = (1, 2, 50, V2_WIDTH, 16, V2_HEADS) if num_heads else (2, 2, 50, 32, 16, 12)
+    G, B, L, D, N, R = (1, 2, 500, V2_WIDTH, 16, 16) if num_heads else (2, 2, 50, 32, 16, 12)
     x, dt = (torch.empty((G, B, L, size), dtype=torch.bfloat16) for size in (D, num_heads or D))
     _, k, q = torch.empty((G, B, L, R + 2 * N), dtype=torch.bfloat16).split([R, N, N], -1)
     A = torch.empty(G, D, N) if rule == "mamba" else None

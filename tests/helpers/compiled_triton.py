@@ -27,7 +27,8 @@ from vilonghorn.ops.backends import triton as backend
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import compiled  # noqa: E402
 
-TARGETS = {f"sm_{sm}": GPUTarget("cuda", sm, 32) for sm in (80, 90, 120)} | {"gfx942": GPUTarget("hip", "gfx942", 64)}
+TARGETS = {f"sm_{sm}": GPUTarget("cuda", sm, 32) for sm in (80, 90, 100, 120)}
+TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 # Rules and dtypes of scans with z; then of scans with heads.
 SCANS = [(rule, "bfloat16", False) for rule in ("longhorn", "longhorn_exact", "mamba")]
 SCANS += [("longhorn_exact", dtype, True) for dtype in ("bfloat16", "float32")]
@@ -36,28 +37,29 @@ run, kernels = JITFunction.run, {}
 
 
 def arguments(rule: str, dtype: torch.dtype, has_heads: bool) -> ScanArguments:
-    """Both directions averaged; with heads one direction. k and q are slices."""
-    G, N, D = (1, 16, 384) if has_heads else (2, 16, 64)
-    k, q = torch.empty(G, 2, 50, 2 * N, dtype=dtype).chunk(2, -1)
-    x, dt = (torch.empty(G, 2, 50, size, dtype=dtype) for size in (D, 4 if has_heads else D))
+    """Both directions averaged; with heads one direction, long enough to be split over time. k and q are slices."""
+    G, L, N, D = (1, 500, 16, 256) if has_heads else (2, 50, 16, 64)
+    k, q = torch.empty(G, 2, L, 2 * N, dtype=dtype).chunk(2, -1)
+    x, dt = (torch.empty(G, 2, L, size, dtype=dtype) for size in (D, 4 if has_heads else D))
     A = torch.empty(G, D, N) if rule == "mamba" else None
     D_skip, dt_bias = torch.empty(G, D), torch.empty(G, dt.shape[-1])
     return ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, None, rule, (0, 1)[:G], "mean")
 
 
 def compile_only(kernel, *arguments, **options):
-    kernels[kernel.__name__] = run(kernel, *arguments, **options | dict(warmup=True))
+    is_map = kernel.__name__ in ("chunks_forward", "chunks_backward") and arguments[5] is None  # without results
+    kernels[kernel.__name__ + "_maps" * is_map] = run(kernel, *arguments, **options | dict(warmup=True))
 
 
 def resources(target: str, kernel) -> dict:
-    """What NVIDIA's disassembler says: registers, bytes of stack, and instructions of the longest loop."""
+    """What NVIDIA's disassembler says: registers, bytes of stack, and instructions of the longest loop, or of all."""
     if not target.startswith("sm_"):
         return dict(bytes=len(kernel.asm["hsaco"]))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         [code] = compiled.disassemble(Path(file.name)).values()
-    return dict(code.resources, loop=max(map(len, code.loops())))
+    return dict(code.resources, loop=max(map(len, code.loops()), default=len(code.code)))
 
 
 def chosen() -> Iterator[tuple]:

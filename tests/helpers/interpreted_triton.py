@@ -54,6 +54,13 @@ CHUNKED = [
     ((3, 1, 18, 68, 3), 2, (True, True, False)),
     ((2, 1, 0, 4, 3), 2, (True, False)),
 ]
+# As CHUNKED; then the chunks that a segment has at least and the segments. The last segment is shorter, and its last
+# chunk is not full; a state has more numbers than a program has channels.
+SPLIT = [
+    ((2, 1, 85, 20, 5), 2, (True, False), 1, 6),
+    ((1, 1, 99, 34, 16), 1, (False,), 2, 3),
+    ((1, 2, 53, 4, 33), 2, (True,), 1, 4),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +163,28 @@ def test_chunks_agree_with_the_oracle(shape, heads, reverse, gated):
         assert all((result == 0).all() for result in results.values())
         return
     compare(scan_heads, values, 2e-6, truth=heads_oracle, **options)
+
+
+@pytest.mark.parametrize("shape, heads, reverse, least, segments", SPLIT, ids=str)
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_chunks_split_over_time_agree_with_the_oracle(shape, heads, reverse, least, segments, gated, monkeypatch):
+    monkeypatch.setattr(triton_backend, "MIN_CHUNKS", least)
+    launches = []
+    run = triton_backend._Launch.run
+    monkeypatch.setattr(triton_backend._Launch, "run", lambda *a: launches.append((a[1].__name__, a[2][0])) or run(*a))
+    values = heads_inputs(*shape, heads)
+    if gated:
+        values |= {name: inputs(*shape, rule=EXACT, state=True)[name] for name in ("z", "initial_state")}
+    compare(scan_heads, values, 2e-6, truth=heads_oracle, reverse=reverse, return_state=gated)
+    for name in ("chunks_forward", "chunks_backward"):  # the maps, then the results
+        assert [grid for kernel, grid in launches if kernel == name] == [shape[1] * s for s in (segments - 1, segments)]
+
+
+@pytest.mark.parametrize("least", [8, 1], ids=["whole", "split"])
+def test_a_split_scan_of_bfloat16_is_as_close_as_a_whole_one(least, monkeypatch):
+    monkeypatch.setattr(triton_backend, "MIN_CHUNKS", least)
+    values = heads_inputs(1, 1, 70, 6, 5, 2, dtype=torch.bfloat16)
+    compare(scan_heads, values, 8e-3, truth=heads_oracle, reverse=(True,))
 
 
 # The interpreter computes all products in float32, and cuts float32 to bfloat16, where a GPU rounds.

@@ -16,6 +16,7 @@ import torch
 from oracle import inputs
 
 from vilonghorn.ops import backends, scan
+from vilonghorn.ops.arguments import ScanArguments
 from vilonghorn.ops.backends import cuda
 from vilonghorn.ops.backends import triton as triton_backend
 from vilonghorn.ops.validate import MAX_STATE
@@ -79,3 +80,41 @@ def test_a_tile_holds_all_states_and_divides_the_padding(states):
     assert states <= tile.SR * tile.SL < 2 * states
     assert tile.SL * tile.CL == 32 and tile.SR * tile.CR <= 16
     assert triton_backend.LANES % tile.channels == 0
+
+
+@pytest.mark.parametrize(
+    "programs, chunks, expected",
+    [
+        (1024, 13, 13),  # 128 images of 224 px: enough programs
+        (512, 64, 16),  # 64 of 512 px
+        (128, 256, 16),  # 16 of 1024 px
+        (8, 256, 8),  # one of 1024 px: no segment is shorter
+        (8, 13, 13),  # one of 224 px: too short
+        (1, 25, 9),  # three segments
+        (800, 256, 256),  # two segments are no faster than one
+        (10**6, 10**4, 10**4),
+        (0, 0, 1),
+    ],
+)
+def test_a_scan_with_few_programs_is_split_over_time(programs, chunks, expected):
+    assert triton_backend.segment_chunks(programs, chunks) == expected
+
+
+def test_more_programs_never_make_more_segments():
+    for chunks in range(1, 300, 7):
+        segments = [-(-chunks // triton_backend.segment_chunks(programs, chunks)) for programs in range(1, 3000, 41)]
+        assert segments == sorted(segments, reverse=True) and segments[-1] == 1
+
+
+@pytest.mark.parametrize("heads", [1, 2], ids=["chunks", "tokens"])
+def test_a_large_batch_stays_within_the_axes_of_a_grid(heads, monkeypatch):
+    """Only the first axis of a grid may have more than 65,535 programs."""
+    grids = {}
+    monkeypatch.setattr(triton_backend._Launch, "run", lambda self, kernel, grid, *_: grids.update({kernel: grid}))
+    values = inputs(1, batch := 70_000, 17, 2, 1, rule="longhorn_exact")
+    values |= {name: values[name][..., :heads] for name in ("dt", "dt_bias")}
+    args = ScanArguments(**values, rule="longhorn_exact")
+    y, _, saved_states = triton_backend.forward(args, True)
+    triton_backend.backward(y, None, args, saved_states)
+    assert len(grids) == (4 if heads == 1 else 3)
+    assert all(grid[0] in (batch, 2 * batch) and max(grid[1:]) <= 65_535 for grid in grids.values()), grids

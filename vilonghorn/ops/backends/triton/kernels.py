@@ -9,12 +9,12 @@ from .tiles import (
     input_row,
     input_rows,
     load_row,
-    load_state,
     load_tile,
     load_token,
     of_channels,
     of_states,
     output_row,
+    state_offsets,
     store_row,
     store_state,
     store_tile,
@@ -22,6 +22,7 @@ from .tiles import (
     sum_masks,
     sum_states,
     this_program,
+    tile_offsets,
     token_masks,
 )
 
@@ -42,8 +43,6 @@ def scan_forward(inputs, strides, ends, A, y, sums, saved_states, channels, leng
         t, move = backwards * (length - 1), 1 - 2 * backwards
         rows = input_rows(inputs, strides, g, p.b)
         y_row = output_row(y, p.b if CONFIG.MEAN else sequence, length, channels)
-        if inputs.z is not None:
-            z_row = input_row(inputs.z, strides.z, g, p.b)
         earlier, later, written = sum_masks(sums, g, p, CONFIG)
         if sums is not None:
             sums_row = output_row(sums, p.b, length, channels)
@@ -51,8 +50,8 @@ def scan_forward(inputs, strides, ends, A, y, sums, saved_states, channels, leng
             chunk = sequence * tl.cdiv(length, CONFIG.STATE_EVERY)
         skip = channel_parameter(inputs.D, strides.D, g, p)
         bias = channel_parameter(inputs.dt_bias, strides.dt_bias, g, p)
-        rate = load_tile(A, p, g, CONFIG) * LOG2E
-        state = load_state(ends.given, p, sequence, CONFIG)
+        rate = load_tile(A, tile_offsets(p, g, CONFIG), p, CONFIG) * LOG2E
+        state = load_tile(ends.given, state_offsets(p, sequence, CONFIG), p, CONFIG)
 
         # The inputs of a step are loaded during the step before.
         c_here, n_here = token_masks(p, length > 0, CONFIG)
@@ -64,7 +63,7 @@ def scan_forward(inputs, strides, ends, A, y, sums, saved_states, channels, leng
                     chunk += 1
             q_t = load_row(rows.q, t, p.n, p.n_mask).to(tl.float32)
             if inputs.z is not None:
-                z_t = load_row(z_row, t, p.c, written).to(tl.float32)
+                z_t = load_row(input_row(inputs.z, strides.z, g, p.b), t, p.c, written).to(tl.float32)
             if sums is not None:
                 sum_t = load_row(sums_row, t, p.c, earlier)
             x_t, dt_t, k_t = x_next.to(tl.float32), dt_next.to(tl.float32) + bias, k_next.to(tl.float32)
@@ -108,22 +107,22 @@ def scan_backward(inputs, strides, ends, A, saved_states, dA, outputs, channels,
         dk_row = output_row(outputs.k, block_sequence, length, 2 * CONFIG.N)
         dq_row = output_row(outputs.q, block_sequence, length, 2 * CONFIG.N)
         if inputs.z is not None:
-            z_row = input_row(inputs.z, strides.z, g, p.b)
-            dz_row = input_row(outputs.z, outputs.z_strides, g, p.b)
+            z_row, dz_row = input_row(inputs.z, strides.z, g, p.b), input_row(outputs.z, outputs.z_strides, g, p.b)
         earlier, later, written = sum_masks(outputs.sums, g, p, CONFIG)
         if outputs.sums is not None:
             sums_row = output_row(outputs.sums, p.b, length, channels)
         skip = channel_parameter(inputs.D, strides.D, g, p)
         bias = channel_parameter(inputs.dt_bias, strides.dt_bias, g, p)
         skip_grad, bias_grad = tl.zeros(p.c.shape, tl.float32), tl.zeros(p.c.shape, tl.float32)
-        rate, rate_grad = load_tile(A, p, g, CONFIG) * LOG2E, tl.full(CONFIG.TILE, 0.0, tl.float32)
-        grad = load_state(ends.given, p, sequence, CONFIG)
+        rate, rate_grad = load_tile(A, tile_offsets(p, g, CONFIG), p, CONFIG) * LOG2E, load_tile(None, 0, p, CONFIG)
+        grad = load_tile(ends.given, state_offsets(p, sequence, CONFIG), p, CONFIG)
 
         parts = tl.cdiv(length, HELD)
         for part in range(parts):
             start = (parts - 1 - part) * HELD
             chunk = start // CONFIG.STATE_EVERY
-            state = load_tile(saved_states, p, sequence * tl.cdiv(length, CONFIG.STATE_EVERY) + chunk, CONFIG)
+            at = tile_offsets(p, sequence * tl.cdiv(length, CONFIG.STATE_EVERY) + chunk, CONFIG)
+            state = load_tile(saved_states, at, p, CONFIG)
             for i in range(chunk * CONFIG.STATE_EVERY, start):
                 x_t, dt_t, k_t = load_token(rows, origin + move * i, p, p.c_mask, p.n_mask)
                 k_t = k_t.to(tl.float32)

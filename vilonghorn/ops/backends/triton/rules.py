@@ -22,6 +22,13 @@ def softplus(v):
 
 
 @triton.jit
+def sigmoid(v):
+    """1 / (1 + exp(-v)) of approximate instructions, without the steps that keep numbers below 2^-126."""
+    root = tl.rsqrt(1.0 + tl.exp2(v * -LOG2E))
+    return root * root
+
+
+@triton.jit
 def exp_minus(dt):
     """exp(-dt), cut where float32 would overflow."""
     return tl.exp(tl.minimum(-dt, MAX_EXPONENT, propagate_nan=tl.PropagateNan.ALL))

@@ -61,13 +61,18 @@ def tile_offsets(p, row, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def load_tile(base, p, row, CONFIG: tl.constexpr):
-    """The program's tile of a row, in float32, zero where `base` is None."""
+def state_offsets(p, sequence, CONFIG: tl.constexpr):
+    """Where the program's tile is in (sequences, N, channels)."""
+    return (sequence * CONFIG.N + of_states(p.n)) * p.channels + of_channels(p.c)
+
+
+@triton.jit
+def load_tile(base, offsets, p, CONFIG: tl.constexpr):
+    """The program's tile at the offsets, in float32, zero where `base` is None."""
     if base is None:
         return tl.full(CONFIG.TILE, 0.0, tl.float32)
     else:
-        tile = tl.load(base + tile_offsets(p, row, CONFIG), of_channels(p.c_mask) & of_states(p.n_mask), 0.0)
-        return tile.to(tl.float32)
+        return tl.load(base + offsets, of_channels(p.c_mask) & of_states(p.n_mask), 0.0).to(tl.float32)
 
 
 @triton.jit
@@ -76,20 +81,10 @@ def store_tile(base, p, row, tile, CONFIG: tl.constexpr):  # noqa: D103
 
 
 @triton.jit
-def load_state(base, p, sequence, CONFIG: tl.constexpr):
-    """The program's part of (sequences, N, channels), zero where `base` is None."""
-    if base is None:
-        return tl.full(CONFIG.TILE, 0.0, tl.float32)
-    else:
-        at = (sequence * CONFIG.N + of_states(p.n)) * p.channels + of_channels(p.c)
-        return tl.load(base + at, of_channels(p.c_mask) & of_states(p.n_mask), 0.0).to(tl.float32)
-
-
-@triton.jit
 def store_state(base, p, sequence, state, CONFIG: tl.constexpr):  # noqa: D103
     if base is not None:
-        at = (sequence * CONFIG.N + of_states(p.n)) * p.channels + of_channels(p.c)
-        tl.store(base + at, state, of_channels(p.c_mask) & of_states(p.n_mask))
+        at = base + state_offsets(p, sequence, CONFIG)
+        tl.store(at, state, of_channels(p.c_mask) & of_states(p.n_mask))
 
 
 @triton.jit
@@ -143,11 +138,12 @@ def sum_shares(keys, steps, grads, strides, length, shares, head_shares, CONFIG:
     """
     PADDED: tl.constexpr = CONFIG.PADDED  # in a shape, Triton 3.6 takes no field of CONFIG
     CHUNK: tl.constexpr = CONFIG.CHUNK
-    b, g = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    t = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)[:, None]
+    chunks, g = tl.cdiv(length, CHUNK), tl.program_id(1).to(tl.int64)
+    b, t = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks * CHUNK + tl.arange(0, CHUNK)[:, None]
     n = tl.arange(0, PADDED)[None, :]
     exists, mask = t < length, (t < length) & (n < CONFIG.N)
-    sequence, sequences = g * tl.num_programs(1) + b, tl.num_programs(2).to(tl.int64) * tl.num_programs(1)
+    batch = tl.num_programs(0) // chunks
+    sequence, sequences = g * batch + b, tl.num_programs(1).to(tl.int64) * batch
     dk, dq = tl.zeros((CHUNK, PADDED), tl.float32), tl.zeros((CHUNK, PADDED), tl.float32)
     ddt = tl.zeros((CHUNK, 1), tl.float32)
     for share in range(shares):
