@@ -25,7 +25,9 @@ STATE_EVERY = 8  # steps between two saved states
 LANES = 64  # channels of a saved state are padded to the tile of a warp
 MAX_STATES = 16  # VL_CUDA_MAX_STATES
 ALIGNMENT = 16  # bytes that kernels read of saved states in one access
-RANK_MULTIPLE = 8  # the rank of dt is padded to one: for other ranks cuBLAS chooses slow kernels
+# The rank of dt is padded to one. For others than of 8 cuBLAS chooses slow kernels, for others than of 16 Triton reads
+# k and q, which lie in the same rows, number by number.
+RANK_MULTIPLE = 16
 MAX_DIRECTIONS = 64
 GRID_FILTER = (3, 3)  # the only one with kernels
 MAX_STRIDE = 2**31 - 1
