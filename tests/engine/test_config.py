@@ -45,6 +45,8 @@ def test_options_win_over_the_file_wherever_they_stand(tmp_path):
         (["--schedule.kind=step"], ["schedule.kind is step, expected Literal['cosine', 'wsd']"]),
         ("task: {mask_ratio: NaN}", ["task.mask_ratio is NaN, expected float in (0, 1)"]),
         (["--schedule.epochs=5", "--schedule.warmup_epochs=5"], ["schedule.warmup_epochs", "5", "null"]),
+        (["--run.compile=reduce-overhead", "--optimizer.accumulate=2"], ["'reduce-overhead'", "is 2", "'default'"]),
+        (["--run.compile=max-autotune", "--optimizer.accumulate=3"], ["'max-autotune'", "is 3", "'default'"]),
         (["--data.batch_size=31"], ["data.batch_size is 31", "even"]),
         (["--run.dir="], ["run.dir is ''", "'runs/default'"]),
         ("optimizer: {learning_rate: 1}", ["optimizer.learning_rate"]),

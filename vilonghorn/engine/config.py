@@ -303,6 +303,11 @@ def check(config: Config) -> None:
     epochs, warmup = config.schedule.epochs, config.schedule.warmup
     if warmup >= epochs:
         raise ValueError(f"schedule.warmup_epochs is {warmup}, expected less than schedule.epochs, {epochs}, or null")
+    accumulate, mode = config.optimizer.accumulate, config.run.compile
+    if accumulate > 1 and mode in ("reduce-overhead", "max-autotune"):
+        problem = f"run.compile is {mode!r} and optimizer.accumulate is {accumulate}: in the CUDA graphs of this mode"
+        remedy = "set run.compile to 'default', or optimizer.accumulate to 1"
+        raise ValueError(f"{problem} torch may add the gradients of several batches wrongly; {remedy}")
     if model.weights not in (None, "auto") and model.pretrained:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     import_models(config.run.imports)
