@@ -11,6 +11,14 @@ namespace {
 
 thread_local Scratch workspace, infer_workspace;
 
+// in_proj of rows of the block: of `normed`, or with int8 weights of x, since such products norm their rows.
+Gemm in_proj_of(const BlockPart &b, const void *x, const float *normed) {
+  Gemm product = b.by_in_proj;
+  product.a = normed;
+  if (b.in_proj_scale) product.a = x, product.norm_weight = (const float *)b.norm_weight, product.eps = (float)b.eps;
+  return product;
+}
+
 class Block {
  public:
   const VlBlock &b;
@@ -45,9 +53,12 @@ class Block {
 
   bool norm_forward(int isa) {
     const VlNorm n = norm();
-    return !vl_norm_forward(&n, isa);
+    return b.in_proj_scale || !vl_norm_forward(&n, isa);
   }
-  bool in_proj_forward(int isa) { return by_weights(mixer_of(b, isa).by_in_proj, b.xz, normed, nullptr, isa); }
+  bool in_proj_forward(int isa) {
+    const Gemm product = in_proj_of(mixer_of(b, isa), b.x, normed);
+    return by_weights(product, b.xz, product.a, nullptr, isa);
+  }
   bool mamba_inner_forward(int isa) {
     const VlMambaInner m = mamba_inner();
     return !vl_mamba_inner_forward(&m, isa);
@@ -167,15 +178,15 @@ int infer_in_strips(const VlBlock &b, int64_t rows, int isa) {
     norm.batch = all.length, norm.channels = b.dim, norm.eps = b.eps, norm.threads = b.threads;
     norm.x = all.x, norm.weight = b.norm_weight, norm.y = normed, norm.scale = scale;
     const BlockPart mixer = mixer_of(all, isa);
-    Gemm in = mixer.by_in_proj, out = mixer.by_out_proj;
-    in.rows = all.length, in.a = normed, in.out = b.xz;
+    Gemm in = in_proj_of(mixer, all.x, normed), out = mixer.by_out_proj;
+    in.rows = all.length, in.out = b.xz;
     Mixer scan = mamba_inner_of(all, (float *)b.xz, 0, y);
     scan.begin = above * columns, scan.count = own.length;
     scan.scan.initial_state = i % strips ? states : nullptr, scan.scan.final_state = states;
     out.rows = own.length, out.a = y + scan.begin * b.channels, out.add = tokens(b.x, begin);
     own.out = tokens(b.out, begin), out.out = b.hidden ? b.mid : own.out;
-    if (vl_norm_forward(&norm, isa) || matmul(in, isa) || mamba_inner_forward(scan, isa) || matmul(out, isa) ||
-        (b.hidden && mlp_forward(own, isa)))
+    if ((!b.in_proj_scale && vl_norm_forward(&norm, isa)) || matmul(in, isa) || mamba_inner_forward(scan, isa) ||
+        matmul(out, isa) || (b.hidden && mlp_forward(own, isa)))
       return 1;
   }
   return 0;

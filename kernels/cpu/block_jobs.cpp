@@ -52,8 +52,9 @@ struct Rows {
 
   bool forward() {
     if (!allocate(false)) return false;
-    VL_JOB(norm_rows)(norm());
-    if (!multiply(m.by_in_proj, normed, gv, nullptr)) return false;
+    Gemm in = m.by_in_proj;
+    in.out = gv;
+    if (!VL_JOB(normed_gemm_rows)(norm(), in)) return false;
     each_gate<false>(gv, [&](int64_t g, int64_t h, int width, V gate, V, float drop)
                              VL_LAMBDA { store(y + h, gate * load(gv + g + H, width) * drop, width); });
     return multiply(m.by_out_proj, y, row(m.out, m.dim), row(m.mid, m.dim));
@@ -109,10 +110,9 @@ bool VL_JOB(mixer_forward_job)(const BlockPart &b, int64_t job) {
     VlNorm norm = {};
     norm.batch = least(L - first, kNormRows), norm.channels = dim, norm.eps = b.eps;
     norm.x = x + first * dim, norm.weight = b.norm_weight, norm.y = normed, norm.scale = scale;
-    VL_JOB(norm_rows)(norm);
     Gemm in = b.by_in_proj;
-    in.rows = norm.batch, in.a = normed, in.out = xz + first * width;
-    if (!VL_JOB(gemm_rows)(in)) return false;
+    in.out = xz + first * width;
+    if (!VL_JOB(normed_gemm_rows)(norm, in)) return false;
   }
   if (!VL_JOB(mamba_inner_forward_job)(mamba_inner_of(b, xz, 0, b.y), job)) return false;
   Gemm out = b.by_out_proj;

@@ -51,6 +51,11 @@ constexpr Input kBlock[VL_BLOCK_INPUTS] = {{"x", "BLE", '+'},
                                            {"out_proj_scale", "E", '8'},
                                            {"mlp_in_proj_scale", "V", 'm'},
                                            {"mlp_out_proj_scale", "E", 'm'}};
+constexpr Input kLinear[VL_LINEAR_INPUTS] = {
+    {"x", "BYXC", '+'}, {"norm_weight", "K", '?'}, {"weight", "OK", '+'}, {"bias", "O", '?'}, {"scale", "O", '?'}};
+constexpr Input kStem[VL_STEM_INPUTS] = {{"images", "BCYX", '+'},  {"weight1", "HCTT", '+'}, {"bias1", "H", '+'},
+                                         {"weight2", "DHTT", '+'}, {"bias2", "D", '+'},      {"norm_weight", "D", '+'},
+                                         {"scale", "D", '?'}};
 constexpr int kMlp = 13, kInt8 = 15;  // the inputs of kBlock that tell whether there are an MLP and int8 weights
 
 class Shapes {
@@ -124,6 +129,18 @@ int check(const VlBlock &b) {
   if (const int error = check(mamba_inner_of(b, nullptr, 0, nullptr))) return error;
   return fits("dim", b.dim, 1) && fits("hidden", b.hidden, 0) ? 0 : VL_INVALID;
 }
+int check(const VlLinear &l) {
+  const bool all = fits("batch", l.batch, 1) && fits("rows", l.rows, 1) && fits("columns", l.columns, 1) &&
+                   fits("channels", l.channels, 1) && fits("merge", l.merge, 1, 16) &&
+                   fits("out_channels", l.out_channels, 1);
+  return all ? 0 : VL_INVALID;
+}
+int check(const VlStem &s) {
+  const bool all = fits("batch", s.batch, 1) && fits("channels", s.channels, 1) && fits("rows", s.rows, 1) &&
+                   fits("columns", s.columns, 1) && fits("hidden", s.hidden, 1) && fits("dim", s.dim, 1) &&
+                   fits("stride1", s.stride1, 1, 2) && fits("stride2", s.stride2, 1, 2);
+  return all ? 0 : VL_INVALID;
+}
 int check(const VlConv &c) { return fits("d_conv", c.d_conv, 1, VL_MAX_CONV) ? 0 : VL_INVALID; }
 }  // namespace vilonghorn
 
@@ -164,4 +181,26 @@ VL_EXPORT int vl_block_set(VlBlock *b, const VlTensor *inputs, int64_t flags) {
                    equal("the number of rows of mlp_in_proj", n['V'], 2 * b->hidden) &&
                    (!b->drop_scales || equal("the number of rows of drop_scales", n['F'], 1 + (b->hidden > 0)));
   return all ? 0 : VL_INVALID;
+}
+VL_EXPORT int vl_linear_set(VlLinear *l, const VlTensor *inputs) {
+  Shapes n;
+  if (const int error = n.check(kLinear, VL_LINEAR_INPUTS, inputs, VL_NONE, 0)) return error;
+  l->batch = n['B'], l->channels = n['C'], l->out_channels = n['O'];
+  l->x = inputs[0].data, l->norm_weight = inputs[1].data, l->weight = inputs[2].data, l->bias = inputs[3].data;
+  l->scale = inputs[4].data;
+  if (!fits("merge", l->merge, 1, 16)) return VL_INVALID;
+  if (n['Y'] % l->merge || n['X'] % l->merge)
+    return fail("the map has " + text(n['Y']) + "x" + text(n['X']) + " tokens, expected multiples of " +
+                text(l->merge));
+  l->rows = n['Y'] / l->merge, l->columns = n['X'] / l->merge;
+  const int64_t depth = l->merge * l->merge * l->channels;
+  return fits("the number of columns of weight", n['K'], depth, depth) ? 0 : VL_INVALID;
+}
+VL_EXPORT int vl_stem_set(VlStem *s, const VlTensor *inputs) {
+  Shapes n;
+  if (const int error = n.check(kStem, VL_STEM_INPUTS, inputs, VL_NONE, 0)) return error;
+  s->batch = n['B'], s->channels = n['C'], s->rows = n['Y'], s->columns = n['X'], s->hidden = n['H'], s->dim = n['D'];
+  const void **const fields = (const void **)((char *)s + offsetof(VlStem, images));
+  for (int i = 0; i < VL_STEM_INPUTS; i++) fields[i] = inputs[i].data;
+  return fits("the side of the filters", n['T'], 3, 3) ? check(*s) : VL_INVALID;
 }

@@ -332,6 +332,81 @@ int vilonghorn::matmul(const Gemm &given, int isa) {
 }
 VL_EXPORT int vl_matmul(const VlGemm *m, int isa) { return matmul({*m, nullptr, false}, isa); }
 
+// rows times weight^T plus bias; the weight is (columns, depth).
+static Gemm of_layer(int64_t columns, int64_t depth, const void *weight, const void *bias, const void *scale,
+                     int threads, int isa) {
+  const VlGemm product = {0, columns, depth, threads, nullptr, weight, depth, 1, 1, depth, bias, nullptr, scale, 0};
+  Gemm m = for_isa({product, nullptr, false}, isa);
+  m.adds_bias = true;
+  return m;
+}
+static Linear linear_of(const VlLinear &given, int isa) {
+  Linear l(given);
+  const int64_t depth = l.merge * l.merge * l.channels;
+  l.product = of_layer(l.out_channels, depth, l.weight, l.bias, l.scale, l.threads, isa);
+  l.product.rows = l.batch * l.rows * l.columns, l.product.packed = (float *)l.packed;
+  return l;
+}
+VL_EXPORT int64_t vl_linear_packed_bytes(const VlLinear *l, int isa) {
+  return sizeof(float) * panel_floats(linear_of(*l, isa).product);
+}
+VL_EXPORT int vl_linear_pack(const VlLinear *given, void *packed, int isa) {
+  Linear l = linear_of(*given, isa);
+  l.product.packed = (float *)packed;
+  return pack(l.product, isa);
+}
+VL_EXPORT int vl_linear_forward(const VlLinear *given, int isa) {
+  if (const int error = check(*given)) return error;
+  Linear l = linear_of(*given, isa);
+  if (!l.packed) {
+    l.product.packed = (float *)panel_buffer.reserve(vl_linear_packed_bytes(given, isa));
+    if (!l.product.packed || vl_linear_pack(given, l.product.packed, isa)) return 1;
+  }
+  return run(l, l.product, isa, &Jobs::linear_forward);
+}
+
+static Stem stem_of(const VlStem &given, const void *packed, int isa) {
+  Stem s(given);
+  const int64_t hidden = round_up(s.hidden, 4);
+  s.by_conv1 = of_layer(round_up(hidden, kMaxLanes), 9 * s.channels, nullptr, nullptr, nullptr, s.threads, isa);
+  s.by_conv2 = of_layer(s.dim, 9 * hidden, nullptr, s.bias2, s.scale, s.threads, isa);
+  s.by_conv1.segments = 3 * s.channels, s.by_conv2.segments = 3;
+  s.by_conv1.packed = (float *)packed, s.by_conv2.packed = (float *)packed + panel_floats(s.by_conv1);
+  return s;
+}
+VL_EXPORT int64_t vl_stem_packed_bytes(const VlStem *given, int isa) {
+  const Stem s = stem_of(*given, nullptr, isa);
+  return sizeof(float) * (panel_floats(s.by_conv1) + panel_floats(s.by_conv2));
+}
+// Channels come last, and there are zeros for those beyond the last one.
+VL_EXPORT int vl_stem_pack(const VlStem *given, void *packed, int isa) {
+  Stem s = stem_of(*given, packed, isa);
+  Gemm &first = s.by_conv1, &second = s.by_conv2;
+  const size_t unit = s.scale ? 1 : sizeof(float);
+  std::vector<float> weight1(first.columns * first.depth);
+  std::vector<char> weight2(second.columns * second.depth * unit);
+  memcpy(weight1.data(), s.weight1, sizeof(float) * s.hidden * first.depth);
+  for (int64_t d = 0; d < s.dim; d++)
+    for (int64_t h = 0; h < s.hidden; h++)
+      for (int64_t tap = 0; tap < 9; tap++)
+        memcpy(&weight2[((d * 9 + tap) * (second.depth / 9) + h) * unit],
+               (const char *)s.weight2 + ((d * s.hidden + h) * 9 + tap) * unit, unit);
+  first.b = weight1.data(), second.b = weight2.data();
+  return pack(first, isa) || pack(second, isa);
+}
+VL_EXPORT int vl_stem_forward(const VlStem *given, int isa) {
+  if (const int error = check(*given)) return error;
+  const void *packed = given->packed;
+  if (!packed) {
+    void *to = panel_buffer.reserve(vl_stem_packed_bytes(given, isa));
+    if (!to || vl_stem_pack(given, to, isa)) return 1;
+    packed = to;
+  }
+  Stem s = stem_of(*given, packed, isa);
+  s.strips = std::min<int64_t>(s.threads, convolved(convolved(s.rows, s.stride1), s.stride2));
+  return run(s, s.batch * s.strips, s.threads, isa, &Jobs::stem_forward);
+}
+
 // The product of rows, which a job chooses, with b, which is (depth, columns).
 static Gemm of_rows(const VlBlock &m, int isa, int64_t columns, int64_t depth, const void *b, int64_t b_depth,
                     int64_t b_column, const void *scale = nullptr) {

@@ -55,10 +55,9 @@ struct Strip {
       VlNorm norm = {};
       norm.batch = least(columns - c, kTokens), norm.channels = b.dim, norm.eps = b.eps;
       norm.x = x + (row * columns + c) * b.dim, norm.weight = b.norm_weight, norm.y = normed, norm.scale = scale;
-      VL_JOB(norm_rows)(norm);
       Gemm product = b.by_in_proj;
-      product.rows = norm.batch, product.a = normed, product.out = to + c * width;
-      if (!VL_JOB(gemm_rows)(product)) return false;
+      product.out = to + c * width;
+      if (!VL_JOB(normed_gemm_rows)(norm, product)) return false;
     }
     return true;
   }

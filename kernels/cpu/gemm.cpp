@@ -44,30 +44,35 @@ void pack_panel(const Gemm &m, int64_t panel, int64_t first, int64_t depth) {
 // One tile: out (+)= a b over one panel. `fresh`: start from zero, not from out. `add` is added last. C: vectors of a
 // row, fewer than COLUMNS where the columns end. `next`: part of the next panel, to bring into the L2 cache.
 template <int R, int C>
-void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b, int64_t depth,
+void tile(const Gemm &m, float *out, const float *a, int64_t a_row, int64_t a_depth, const V *b, int64_t depth,
           bool fresh, const float *add, int64_t columns, const char *next, int64_t next_step) {
+  const int64_t out_row = m.columns, add_row = m.adds_bias ? 0 : m.columns;
   V sum[R * C];
   VL_UNROLL for (int r = 0; r < R; r++) {
     VL_UNROLL for (int j = 0; j < C; j++) {
       const float *at = out + r * out_row + j * W;
       __builtin_prefetch(at, 1);  // the stores of a tile come at once and would wait for their cache lines
-      if (add) __builtin_prefetch(add + r * out_row + j * W);
+      if (add) __builtin_prefetch(add + r * add_row + j * W);
       sum[r * C + j] = fresh ? V{} : load(at, lanes(columns, j));
     }
   }
-  for (int64_t d = 0; d < depth; d++, b += COLUMNS, a += a_depth) {
-    V row[C];
-    VL_UNROLL for (int j = 0; j < C; j++) row[j] = b[j];
-    __builtin_prefetch(next, 0, 2), next += next_step;
-    VL_UNROLL for (int r = 0; r < R; r++) {
-      const V x = splat(a[r * a_row]);
-      VL_UNROLL for (int j = 0; j < C; j++) sum[r * C + j] += x * row[j];
+  for (int64_t s = 0; s < m.segments; s++, a += m.a_segment) {
+    const float *at = a;
+    for (int64_t d = 0; d < depth; d++, b += COLUMNS, at += a_depth) {
+      V row[C];
+      VL_UNROLL for (int j = 0; j < C; j++) row[j] = b[j];
+      __builtin_prefetch(next, 0, 2), next += next_step;
+      VL_UNROLL for (int r = 0; r < R; r++) {
+        const V x = splat(at[r * a_row]);
+        VL_UNROLL for (int j = 0; j < C; j++) sum[r * C + j] += x * row[j];
+      }
     }
   }
   VL_UNROLL for (int r = 0; r < R; r++) {
     VL_UNROLL for (int j = 0; j < C; j++) {
-      const int64_t at = r * out_row + j * W;
-      store(out + at, add ? sum[r * C + j] + load(add + at, lanes(columns, j)) : sum[r * C + j], lanes(columns, j));
+      const int count = lanes(columns, j);
+      const V value = sum[r * C + j];
+      store(out + r * out_row + j * W, add ? value + load(add + r * add_row + j * W, count) : value, count);
     }
   }
 }
@@ -83,8 +88,9 @@ bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
   const int64_t tiles = (end - begin + ROWS - 1) / ROWS, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
   float *packed = pack ? (float *)scratch.reserve(sizeof(float) * tiles * STRIDE) : nullptr;
   if (pack && !packed) return false;
-  for (int64_t first = 0; first < m.depth; first += DEPTH) {
-    const int64_t depth = least(m.depth - first, DEPTH);
+  const int64_t slab = m.segments > 1 ? m.depth : DEPTH;
+  for (int64_t first = 0; first < m.depth; first += slab) {
+    const int64_t depth = least(m.depth - first, slab);
     const float *a = (const float *)m.a + begin * m.a_row + first * m.a_depth;
     for (int64_t d = 0; pack && d < depth; d++)
       for (int64_t r = 0; r < end - begin; r += ROWS) {
@@ -104,10 +110,11 @@ bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
         constexpr int R = decltype(count)::value;
         const int64_t at = (begin + r) * m.columns + column;
         float *out = (float *)m.out + at;
-        const float *add = m.add && first + depth == m.depth ? (const float *)m.add + at : nullptr;
+        const bool is_whole = m.add && first + depth == m.depth;
+        const float *add = is_whole ? (const float *)m.add + (m.adds_bias ? column : at) : nullptr;
         const float *rows = pack ? packed + r / ROWS * STRIDE + r % ROWS : a + r * m.a_row;
         const auto run = columns > 2 * W ? tile<R, COLUMNS> : columns > W ? tile<R, 2> : tile<R, 1>;
-        run(out, m.columns, rows, pack ? 1 : m.a_row, pack ? ROWS : 1, b, depth, first == 0, add, columns,
+        run(m, out, rows, pack ? 1 : m.a_row, pack ? ROWS : 1, b, depth / m.segments, first == 0, add, columns,
             next + r / ROWS * depth * next_step, next_step);
       });
     }
@@ -129,4 +136,10 @@ bool VL_JOB(gemm_pack_job)(const Gemm &m, int64_t job) {
 }
 bool VL_JOB(gemm_job)(const Gemm &m, int64_t job) { return multiply_rows(m, first_row(m, job), first_row(m, job + 1)); }
 bool VL_JOB(gemm_rows)(const Gemm &m) { return multiply_rows(m, 0, m.rows); }
+bool VL_JOB(normed_gemm_rows)(const VlNorm &n, Gemm m) {
+  m.rows = n.batch, m.a = m.b_scale ? n.x : n.y;
+  if (m.b_scale) m.norm_weight = (const float *)n.weight, m.eps = (float)n.eps;
+  else VL_JOB(norm_rows)(n);
+  return multiply_rows(m, 0, m.rows);
+}
 }  // namespace vilonghorn

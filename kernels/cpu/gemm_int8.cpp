@@ -1,9 +1,11 @@
-// Matrix products of float rows and int8 weights. A row of a is rounded to int8 with a scale of its own; the sums are
-// exact integers, so all instruction sets give the same result (this file is compiled without contraction to fma).
+// Matrix products of rows and int8 weights. A row of floats, perhaps normed, is rounded to bytes with a scale of its
+// own; the sums are exact integers, so all instruction sets give the same result (this file is compiled without
+// contraction to fma).
 //
 // As in gemm.cpp, tiles of out stay in registers and b is packed into panels, here for four steps of the depth at a
-// time: a lane holds four bytes, and adds their four products to an int32. b is packed as unsigned bytes, b + 128,
-// because vpdpbusd multiplies unsigned by signed bytes; 128 times the sum of a's row is subtracted at the end.
+// time: a lane holds four bytes, and adds their four products to an int32. The bytes of a are unsigned, because
+// vpdpbusd multiplies unsigned by signed bytes: a number plus `zero`. A panel begins with the sums of its columns; a
+// tile begins with -zero times these.
 #include "tile.h"
 #ifdef VILONGHORN_X86
 #include <immintrin.h>
@@ -12,8 +14,6 @@
 using namespace vilonghorn;
 
 namespace {
-
-typedef Bits<float> I;
 
 VL_INLINE I splat(int32_t value) { return value - I{}; }
 
@@ -30,124 +30,106 @@ VL_INLINE I multiply_pairs(I a, I b) {
 #endif
 }
 
-// In each lane, sum + the four products of an unsigned byte of b and a signed byte of a.
-template <bool VNNI> VL_INLINE I multiply_add(I sum, I b, I a) {
+// In each lane, sum + the four products of an unsigned byte of a and a signed byte of b.
+template <bool VNNI> VL_INLINE I multiply_add(I sum, I a, I b) {
 #ifdef __AVX512F__
   if constexpr (VNNI) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(b), "v"(a));  // no intrinsic: it needs another compiler option
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));  // no intrinsic: it needs another compiler option
     return sum;
   }
 #endif
   typedef int16_t Shorts __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
-  const I even = (I)((Shorts)(a << 8) >> 8), odd = (I)((Shorts)a >> 8), low = splat(0x00ff00ff);
-  return sum + multiply_pairs(even, b & low) + multiply_pairs(odd, (b >> 8) & low);
+  const I even = (I)((Shorts)(b << 8) >> 8), odd = (I)((Shorts)b >> 8), low = splat(0x00ff00ff);
+  return sum + multiply_pairs(a & low, even) + multiply_pairs((a >> 8) & low, odd);
 }
 
-// Packs a panel of b as (groups of four steps, COLUMNS) vectors. Bytes beyond b are 0.
+// Packs a panel of b as the sums of its columns, then (groups of four steps, COLUMNS) vectors. Bytes beyond b are 0.
 void pack_panel(const Gemm &m, int64_t panel, int64_t groups) {
   const int64_t column = panel * COLUMNS * W, columns = least(m.columns - column, COLUMNS * W);
-  int32_t *to = (int32_t *)m.packed + panel * groups * COLUMNS * W;
-  memset(to, 0, sizeof(I) * groups * COLUMNS);
+  int32_t *to = (int32_t *)m.packed + panel * (1 + groups) * COLUMNS * W;
+  memset(to, 0, sizeof(I) * (1 + groups) * COLUMNS);
   for (int64_t c = 0; c < columns; c++) {
     const int8_t *from = (const int8_t *)m.b + (column + c) * m.b_column;
-    uint32_t bytes = 0;
-    for (int64_t g = 0; g < m.depth / 4; g++) {
-      memcpy(&bytes, from + 4 * g, 4);
-      to[g * COLUMNS * W + c] = (int32_t)(bytes ^ 0x80808080u);
-    }
-    if (m.depth % 4 == 0) continue;
-    memcpy(&bytes, from + m.depth / 4 * 4, m.depth % 4);
-    to[(groups - 1) * COLUMNS * W + c] = (int32_t)(bytes ^ 0x80808080u);
+    for (int64_t d = 0; d < m.depth; d++) to[c] += from[d];
+    for (int64_t g = 0; g < groups; g++)
+      memcpy(to + (1 + g) * COLUMNS * W + c, from + 4 * g, least(m.depth - 4 * g, 4));
   }
 }
 
-// A row of a as int8, zero beyond its end.
-struct Row {
-  int32_t sum;
-  float scale;
-};
-Row round_row(int8_t *to, const float *a, int64_t depth, int64_t groups) {
-  I largest{};  // magnitudes as integers, where NaN is above all numbers
-  for (int64_t d = 0; d < depth; d += W) {
-    const I size = bit_cast<I>(load(a + d, (int)least(depth - d, W))) & 0x7fffffff;
-    largest = size > largest ? size : largest;
+// Rounds a row of a to bytes; returns its scale.
+float round_row(uint8_t *to, const Gemm &m, const float *a) {
+  const float *const weight = m.norm_weight;
+  const auto value = [&](int64_t d, int count) VL_LAMBDA {
+    const V x = load(a + d, count);
+    return weight ? x * load(weight + d, count) : x;
+  };
+  Largest largest;
+  V squares{};
+  for (int64_t d = 0; d < m.depth; d += W) {
+    const int count = (int)least(m.depth - d, W);
+    const V x = load(a + d, count);
+    if (weight) squares += x * x;
+    largest.add(value(d, count));
   }
-  float most = 0;
-  int32_t bits = 0;
-  for (int c = 0; c < W; c++) bits = largest[c] > bits ? largest[c] : bits;
-  memcpy(&most, &bits, sizeof most);
+  const float most = largest.value();
   const float factor = most < 1e-30f ? 0 : 127 / most;  // finite
-  constexpr float kRound = 12582912;  // 1.5 * 2^23: the sum has no fraction, and its last bits are the integer
-  I sum{};
-  typedef int8_t Bytes __attribute__((vector_size(W)));
-  for (int64_t d = 0; d < depth; d += W) {
-    const int count = (int)least(depth - d, W);
-    const I rounded = bit_cast<I>(load(a + d, count) * factor + kRound) - bit_cast<int32_t>(kRound);
-    const Bytes bytes = __builtin_convertvector(rounded, Bytes);
-    if (count == W) memcpy(to + d, &bytes, W);
-    else memcpy(to + d, &bytes, count);
-    sum += rounded;
+  for (int64_t d = 0; d < m.depth; d += W) {
+    const int count = (int)least(m.depth - d, W);
+    store_bytes(to + d, value(d, count) * factor, kSymmetric, count);
   }
-  memset(to + depth, 0, 4 * groups - depth);
-  Row row = {0, most / 127};
-  for (int c = 0; c < W; c++) row.sum += sum[c];
-  return row;
+  if (!weight) return most / 127;
+  const float total = fold(squares, [](V a, V b) VL_LAMBDA { return a + b; })[0];
+  return most / 127 / sqrtf(total / m.depth + m.eps);
 }
 
-// One tile of out.
+// One tile of out, from row and column on.
 template <int R, bool VNNI>
-VL_INLINE void tile(const Gemm &m, int64_t row, int64_t column, const int8_t *a, const Row *rows, const I *b,
-                    int64_t groups) {
-  const int64_t columns = m.columns - column, at = row * m.columns + column;
-  float *out = (float *)m.out + at;
-  const float *add = m.add ? (const float *)m.add + at : nullptr, *scale = (const float *)m.b_scale + column;
+VL_INLINE void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b, int64_t groups) {
+  const int64_t columns = m.columns - column;
+  float *out = (float *)m.out + row * m.columns + column;
+  const int64_t add_row = m.adds_bias ? 0 : m.columns;
+  const float *add = m.add ? (const float *)m.add + row * add_row + column : nullptr;
+  const float *scale = (const float *)m.b_scale + column;
   I sum[R * COLUMNS];
   VL_UNROLL for (int r = 0; r < R; r++) {
     VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
       __builtin_prefetch(out + r * m.columns + j * W, 1);
-      sum[r * COLUMNS + j] = I{};
+      sum[r * COLUMNS + j] = b[j] * -a.zero;
     }
   }
-  for (int64_t g = 0; g < groups; g++, b += COLUMNS, a += 4) {
-    const I b0 = b[0], b1 = b[1], b2 = b[2];
-    VL_UNROLL for (int r = 0; r < R; r++) {
-      int32_t bytes;
-      memcpy(&bytes, a + r * 4 * groups, sizeof bytes);
-      const I x = splat(bytes);
-      sum[r * COLUMNS] = multiply_add<VNNI>(sum[r * COLUMNS], b0, x);
-      sum[r * COLUMNS + 1] = multiply_add<VNNI>(sum[r * COLUMNS + 1], b1, x);
-      sum[r * COLUMNS + 2] = multiply_add<VNNI>(sum[r * COLUMNS + 2], b2, x);
+  b += COLUMNS;
+  for (int64_t s = 0; s < m.segments; s++) {
+    const uint8_t *from = a.data + row * a.row + s * a.segment;
+    for (int64_t g = 0; g < groups; g++, b += COLUMNS, from += 4) {
+      const I b0 = b[0], b1 = b[1], b2 = b[2];
+      VL_UNROLL for (int r = 0; r < R; r++) {
+        int32_t bytes;
+        memcpy(&bytes, from + r * a.row, sizeof bytes);
+        const I x = splat(bytes);
+        sum[r * COLUMNS] = multiply_add<VNNI>(sum[r * COLUMNS], x, b0);
+        sum[r * COLUMNS + 1] = multiply_add<VNNI>(sum[r * COLUMNS + 1], x, b1);
+        sum[r * COLUMNS + 2] = multiply_add<VNNI>(sum[r * COLUMNS + 2], x, b2);
+      }
     }
   }
   VL_UNROLL for (int r = 0; r < R; r++) {
     VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
       const int count = lanes(columns, j);
-      const V value = __builtin_convertvector(sum[r * COLUMNS + j] - 128 * rows[r].sum, V) *
-                      (load(scale + j * W, count) * rows[r].scale);
-      const int64_t offset = r * m.columns + j * W;
-      store(out + offset, add ? value + load(add + offset, count) : value, count);
+      const V value = __builtin_convertvector(sum[r * COLUMNS + j], V) *
+                      (load(scale + j * W, count) * a.scales[(row + r) * a.scale_step]);
+      store(out + r * m.columns + j * W, add ? value + load(add + r * add_row + j * W, count) : value, count);
     }
   }
 }
 
-template <bool VNNI> bool multiply(const Gemm &m, int64_t begin, int64_t end) {
+template <bool VNNI> void multiply(const Gemm &m, const Bytes &a) {
   const int64_t groups = (m.depth + 3) / 4, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
-  int8_t *bytes;
-  Row *rows;
-  if (!scratch.allocate([&](Arena &arena) {
-        bytes = arena.next<int8_t>((end - begin) * 4 * groups), rows = arena.next<Row>(end - begin);
-      }))
-    return false;
-  for (int64_t r = 0; r < end - begin; r++)
-    rows[r] = round_row(bytes + r * 4 * groups, (const float *)m.a + (begin + r) * m.a_row, m.depth, groups);
   for (int64_t panel = 0; panel < panels; panel++) {
-    const int64_t column = panel * COLUMNS * W;
-    const I *b = (const I *)m.packed + panel * groups * COLUMNS;
-    each_tile(end - begin, [&](auto count, int64_t r) {
-      tile<decltype(count)::value, VNNI>(m, begin + r, column, bytes + r * 4 * groups, rows + r, b, groups);
+    const I *b = (const I *)m.packed + panel * (1 + groups) * COLUMNS;
+    each_tile(m.rows, [&](auto count, int64_t r) {
+      tile<decltype(count)::value, VNNI>(m, a, r, panel * COLUMNS * W, b, groups / m.segments);
     });
   }
-  return true;
 }
 
 }  // namespace
@@ -156,7 +138,21 @@ namespace vilonghorn {
 void VL_JOB(gemm_int8_pack)(const Gemm &m, int64_t job) {
   each_panel(m, job, [&](int64_t panel) { pack_panel(m, panel, (m.depth + 3) / 4); });
 }
-bool VL_JOB(gemm_int8_rows)(const Gemm &m, int64_t begin, int64_t end) {
-  return m.vnni ? multiply<true>(m, begin, end) : multiply<false>(m, begin, end);
+void VL_JOB(gemm_bytes)(const Gemm &m, const Bytes &a) { m.vnni ? multiply<true>(m, a) : multiply<false>(m, a); }
+bool VL_JOB(gemm_int8_rows)(const Gemm &given, int64_t begin, int64_t end) {
+  Gemm m = given;
+  const int64_t row = (m.depth + 3) / 4 * 4;
+  uint8_t *bytes;
+  float *scales;
+  if (!scratch.allocate([&](Arena &arena) {
+        bytes = arena.next<uint8_t>((end - begin) * row), scales = arena.next<float>(end - begin);
+      }))
+    return false;
+  m.rows = end - begin, m.out = (float *)m.out + begin * m.columns;
+  if (m.add && !m.adds_bias) m.add = (const float *)m.add + begin * m.columns;
+  for (int64_t r = 0; r < m.rows; r++)
+    scales[r] = round_row(bytes + r * row, m, (const float *)m.a + (begin + r) * m.a_row);
+  VL_JOB(gemm_bytes)(m, {bytes, row, 0, scales, 1, kSymmetric});
+  return true;
 }
 }  // namespace vilonghorn

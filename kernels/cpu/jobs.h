@@ -20,15 +20,28 @@ struct Sums {
 
 struct Gemm : VlGemm {
   float *packed;  // b in panels: depth x columns, with the columns rounded up to whole panels. Of int8 weights an
-                  // element holds four steps of the depth.
+                  // element holds four steps of the depth; their sums come first.
   bool vnni;      // whether the processor has AVX512_VNNI
+  int64_t segments = 1, a_segment = 0;  // equal parts of the depth, and elements of a from one to the next
+  bool adds_bias = false;               // `add` is one row for all
+  const float *norm_weight = nullptr;   // with b_scale, optional: rows of a are normed
+  float eps = 0;                        // of the norm
+};
+// Rows of unsigned bytes, each of which stands for scale * (byte - zero).
+struct Bytes {
+  const uint8_t *data;
+  int64_t row, segment;  // bytes from a row, and from a segment of a row, to the next
+  const float *scales;   // of row r at r * scale_step
+  int64_t scale_step;
+  int32_t zero;
 };
 constexpr int64_t kPanelColumns = 48, kPanelDepth = 512, kTileDepth = 32, kTileColumns = 32;
 static inline int64_t panel_columns(const Gemm &m) { return m.bf16_parts ? kTileColumns : kPanelColumns; }
 static inline int64_t num_panels(const Gemm &m) { return (m.columns + panel_columns(m) - 1) / panel_columns(m); }
 static inline int64_t panel_floats(const Gemm &m) {
-  const int64_t steps = m.b_scale ? 4 : 1, unit = m.bf16_parts ? kTileDepth : 1;
-  return (m.depth + steps * unit - 1) / (steps * unit) * unit * num_panels(m) * panel_columns(m);
+  const int64_t unit = m.bf16_parts ? kTileDepth : 1;
+  const int64_t depth = m.b_scale ? 1 + (m.depth + 3) / 4 : (m.depth + unit - 1) / unit * unit;
+  return depth * num_panels(m) * panel_columns(m);
 }
 
 // The scan and its projections in a block, whose sequences are `batch_step` elements apart in xz.
@@ -58,6 +71,22 @@ int check(const VlScan &, bool is_mixer = false);
 int check(const VlMambaInner &);
 int check(const VlBlock &);
 int check(const VlConv &);
+int check(const VlLinear &);
+int check(const VlStem &);
+
+struct Linear : VlLinear {
+  explicit Linear(const VlLinear &given) : VlLinear(given) {}
+  Gemm product;
+};
+struct Stem : VlStem {
+  explicit Stem(const VlStem &given) : VlStem(given) {}
+  Gemm by_conv1, by_conv2;
+  int64_t strips;  // jobs that share the rows of an image
+};
+constexpr int64_t kMaxLanes = 16;
+static inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+// Sides of the map of a convolution of a stem: 3x3, with zeros around the image.
+static inline int64_t convolved(int64_t side, int64_t stride) { return (side - 1) / stride + 1; }
 
 // A part of a block, the mixer or the MLP, as products of rows.
 struct BlockPart : VlBlock {
@@ -94,7 +123,9 @@ int mlp_backward(const VlBlock &, float *dmid, int isa);
   X(isa, mixer_forward, BlockPart)    \
   X(isa, gated_conv, BlockPart)       \
   X(isa, mlp_forward, BlockPart)      \
-  X(isa, mlp_backward, BlockPart)
+  X(isa, mlp_backward, BlockPart)     \
+  X(isa, linear_forward, Linear)      \
+  X(isa, stem_forward, Stem)
 
 // The functions of one instruction set. Each returns false if memory ran out.
 struct Jobs {
@@ -119,8 +150,11 @@ VL_JOBS(VL_DECLARE, generic)
 
 #ifdef VILONGHORN_ISA                  // products and norms of a few rows, for a job that does more with them
 bool VL_JOB(gemm_rows)(const Gemm &);  // all rows; b is packed already
+bool VL_JOB(normed_gemm_rows)(const VlNorm &,
+                              Gemm);  // of the norm's rows; with b_scale its y and scale are not written
 void VL_JOB(gemm_int8_pack)(const Gemm &, int64_t job);
 bool VL_JOB(gemm_int8_rows)(const Gemm &, int64_t begin, int64_t end);  // where b_scale is not null
+void VL_JOB(gemm_bytes)(const Gemm &, const Bytes &a);                  // all rows of a; m.a is not read
 void VL_JOB(gemm_bf16_pack)(const Gemm &, int64_t panel, int64_t first, int64_t depth);
 bool VL_JOB(gemm_bf16_rows)(const Gemm &, int64_t begin, int64_t end);  // where bf16_parts is not 0
 void VL_JOB(norm_rows)(const VlNorm &);

@@ -8,6 +8,7 @@ namespace {
 using namespace vilonghorn;
 
 typedef Vector<float> V;
+typedef Bits<float> I;
 constexpr int W = kLanes<float>, COLUMNS = 3;  // vectors of a row of a tile
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int ROWS = 8;  // the tile fills 32 registers
@@ -43,5 +44,44 @@ template <class Pack> VL_INLINE void each_panel(const Gemm &m, int64_t job, Pack
   constexpr int64_t wide = kPanelColumns / COLUMNS / W;
   for (int64_t panel = job * wide; panel < (job + 1) * wide; panel++)
     if (panel * COLUMNS * W < m.columns) pack(panel);
+}
+
+// Combines all lanes of v.
+template <int S = W / 2, class Combine> VL_INLINE V fold(V v, Combine combine) {
+  if constexpr (S > 0) {
+    V a = v, b = v;
+    unzip_runs<float, S>(a, b);
+    return fold<S / 2>(combine(a, b), combine);
+  }
+  return v;
+}
+// The largest magnitude of the lanes that were added; NaN if one of them is.
+struct Largest {
+  I bits{};  // as integers, NaN is above all numbers
+  VL_FLATTEN void add(V v) {
+    const I size = bit_cast<I>(v) & 0x7fffffff;
+    bits = size > bits ? size : bits;
+  }
+  VL_FLATTEN float value() const {
+    return fold(bit_cast<V>(bits), [](V a, V b) VL_LAMBDA {
+      const I x = bit_cast<I>(a), y = bit_cast<I>(b);
+      return bit_cast<V>(x > y ? x : y);
+    })[0];
+  }
+};
+// Rounds v to integers, to which it adds `zero`, and stores them as bytes.
+constexpr float kRound = 12582912;   // 1.5 * 2^23: a sum with it has no fraction, and its last bits are the integer
+constexpr int32_t kSymmetric = 128;  // the zero of bytes for -127 to 127
+VL_INLINE void store_bytes(uint8_t *to, V v, int32_t zero, int count = W) {
+  typedef int8_t Bytes __attribute__((vector_size(W)));
+  const I rounded = bit_cast<I>(v + kRound) - (bit_cast<int32_t>(kRound) - zero);
+#ifdef __AVX512F__
+  const Bytes bytes = __builtin_convertvector(rounded, Bytes);  // one instruction
+#else
+  typedef int16_t Shorts __attribute__((vector_size(2 * W)));
+  const Bytes bytes = __builtin_convertvector(__builtin_convertvector(rounded, Shorts), Bytes);
+#endif
+  if (count == W) memcpy(to, &bytes, W);
+  else memcpy(to, &bytes, count);
 }
 }  // namespace

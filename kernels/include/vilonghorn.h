@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 24 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 25 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
@@ -185,13 +185,44 @@ typedef struct {
 } VlBlock;
 enum { VL_BLOCK_TENSORS = 15 };
 
+/* Tokens of a map, merge x merge of them side by side as one row, which is normed if norm_weight is given: their
+ * product with the weight, plus bias. Floats. */
+typedef struct {
+  int64_t batch, rows, columns, out_channels; /* of out */
+  int64_t channels, merge;                    /* of x */
+  int32_t threads;
+  double eps;
+  const void *x;           /* (batch, rows * merge, columns * merge, channels) */
+  const void *norm_weight; /* (merge * merge * channels), optional */
+  const void *weight;      /* (out_channels, merge * merge * channels) */
+  const void *bias;        /* (out_channels), optional */
+  const void *scale;       /* (out_channels), optional: weight is int8, as b of VlGemm */
+  const void *packed;      /* optional: weight as vl_linear_pack has written it */
+  void *out;               /* (batch, rows, columns, out_channels) */
+} VlLinear;
+/* Images to a normed map: two convolutions of 3x3 with zeros around their input, with a SiLU between them. Floats. */
+typedef struct {
+  int64_t batch, channels, rows, columns; /* of images */
+  int64_t hidden, dim, stride1, stride2;
+  int32_t threads;
+  double eps;
+  const void *images;          /* (batch, channels, rows, columns) */
+  const void *weight1, *bias1; /* (hidden, channels, 3, 3), (hidden) */
+  const void *weight2, *bias2; /* (dim, hidden, 3, 3), (dim) */
+  const void *norm_weight;     /* (dim) */
+  const void *scale;  /* (dim), optional: weight2 is int8 with a scale for each channel of out, and its input is
+                         rounded to bytes with one scale for three rows */
+  const void *packed; /* optional: the weights as vl_stem_pack has written them */
+  void *out;          /* (batch, Y, X, dim); a stride makes (side - 1) / stride + 1 of a side */
+} VlStem;
+
 /* An input of an operator in an exported file, contiguous. */
 typedef struct {
   const void *data;
   int64_t rank; /* -1: the input is absent */
   int64_t sizes[4];
 } VlTensor;
-enum { VL_SCAN_INPUTS = 8, VL_BLOCK_INPUTS = 19 };
+enum { VL_SCAN_INPUTS = 8, VL_BLOCK_INPUTS = 19, VL_LINEAR_INPUTS = 5, VL_STEM_INPUTS = 7 };
 
 #ifdef _WIN32
 #define VL_EXPORT __declspec(dllexport)
@@ -231,10 +262,19 @@ VL_EXPORT int vl_block_infer(const VlBlock *, int isa);
  * them, for many calls with the same weights; else each call does this anew. `packed` is aligned to 64 bytes. */
 VL_EXPORT int64_t vl_block_packed_bytes(const VlBlock *, int isa);
 VL_EXPORT int vl_block_pack(const VlBlock *, void *packed, int isa);
+/* packed: as of a block. */
+VL_EXPORT int vl_linear_forward(const VlLinear *, int isa);
+VL_EXPORT int64_t vl_linear_packed_bytes(const VlLinear *, int isa);
+VL_EXPORT int vl_linear_pack(const VlLinear *, void *packed, int isa);
+VL_EXPORT int vl_stem_forward(const VlStem *, int isa);
+VL_EXPORT int64_t vl_stem_packed_bytes(const VlStem *, int isa);
+VL_EXPORT int vl_stem_pack(const VlStem *, void *packed, int isa);
 /* Checks the inputs of an operator against each other and the rule, and sets the sizes and inputs of the struct; of a
  * scan x to dt_bias, of a block x to drop_scales and the scales. `flags`: the number of flags in `reverse`. */
 VL_EXPORT int vl_scan_set(VlScan *, const VlTensor *inputs, int64_t flags);
 VL_EXPORT int vl_block_set(VlBlock *, const VlTensor *inputs, int64_t flags);
+VL_EXPORT int vl_linear_set(VlLinear *, const VlTensor *inputs); /* x to bias, then scale; after merge */
+VL_EXPORT int vl_stem_set(VlStem *, const VlTensor *inputs);     /* images to scale; after the strides */
 
 /* The CUDA library. All tensors are in device memory and not empty. In a scan x, dt, z and dy are aligned to two
  * elements, their strides and the channels are even, their step strides are below 2^31, and there are at most 64

@@ -16,7 +16,7 @@ namespace {
 
 // Increase it with every change of an operator's inputs, attributes or meaning. Equals INTERFACE in
 // vilonghorn/export/native.py, which writes it into every node.
-constexpr int64_t kInterface = 4;
+constexpr int64_t kInterface = 5;
 constexpr uint32_t kApiVersion = 17;  // of onnxruntime: the first with KernelContext_ParallelFor
 
 struct Error {  // what methods throw

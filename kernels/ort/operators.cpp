@@ -1,13 +1,43 @@
-// Operators for onnxruntime over the CPU kernels: Block, BlockInt8, Scan and Norm of the domain "vilonghorn", in
-// float32. RegisterCustomOpsLibrary_V2, in Python SessionOptions.register_custom_ops_library, finds them in this
-// library.
+// Operators for onnxruntime over the CPU kernels: Block, Linear, Stem, each also with int8 weights as BlockInt8 and so
+// on, Scan and Norm of the domain "vilonghorn", in float32. RegisterCustomOpsLibrary_V2, in Python
+// SessionOptions.register_custom_ops_library, finds them in this library.
+#include <algorithm>
+
 #include "../cpu/arena.h"
 #include "node.h"
 
 namespace {
 
+// Weights in the order in which products read them, where all of them are constants of the file. The first run writes
+// them.
+class Packed {
+ public:
+  Packed(const Node &node, const OrtKernelInfo *info, std::initializer_list<size_t> weights) : weights_(weights) {
+    for (const size_t i : weights) constant_.push_back(node.is_constant_input(info, i));
+  }
+  // Null where they are not constants. `size` and `pack` are functions of the library.
+  template <class Params>
+  const void *get(const Node &node, const Params &params, const VlTensor *inputs, int64_t (*size)(const Params *, int),
+                  int (*pack)(const Params *, void *, int)) const {
+    for (size_t i = 0; i < weights_.size(); i++)
+      if (!constant_[i] && inputs[weights_[i]].rank >= 0) return nullptr;
+    std::call_once(once_, [&] {
+      void *to = panels_.reserve(size(&params, -1));
+      node.require(to ? pack(&params, to, -1) : 1);
+    });
+    return panels_.data;
+  }
+
+ private:
+  const std::vector<size_t> weights_;
+  std::vector<bool> constant_;
+  mutable std::once_flag once_;
+  mutable Scratch panels_;
+};
+
 // `vilonghorn.ops.block` without drop_scales; then the conv_grid, and the scales of int8 weights. INT8: in_proj,
-// out_proj, mlp_in_proj and mlp_out_proj are int8, with a scale for each row.
+// out_proj, mlp_in_proj and mlp_out_proj are int8, with a scale for each row. x may be a map, (B, rows, columns, dim);
+// the rows and columns of the grid are then those of the map.
 template <bool INT8> struct Block : RuleNode {
   static constexpr const char *kName = INT8 ? "BlockInt8" : "Block";
   static constexpr size_t kInProj = 2, kOutProj = 10, kMlpInProj = 12, kMlpOutProj = 13, kGrid = 14, kScales = 15;
@@ -21,42 +51,32 @@ template <bool INT8> struct Block : RuleNode {
     return i >= 5 && i != kOutProj && i != kScales && i != kScales + 1;
   }
   const float eps, mlp_eps;
-  static constexpr size_t kWeights[] = {kInProj, kOutProj, kMlpInProj, kMlpOutProj};
-  bool is_constant[4];  // whether each of these is a constant of the file
-  mutable std::once_flag once;
-  mutable Scratch panels;
+  const Packed packed;
 
   Block(const OrtApi &api, const OrtKernelInfo *info)
-      : RuleNode(kName, api, info), eps(number(info, "eps")), mlp_eps(number(info, "mlp_eps")) {
-    for (int i = 0; i < 4; i++) is_constant[i] = is_constant_input(info, kWeights[i]);
-  }
-  // The weights in the order in which products read them. The first run writes them.
-  const void *packed(const VlBlock &b) const {
-    std::call_once(once, [&] {
-      void *to = panels.reserve(vl_block_packed_bytes(&b, -1));
-      require(to ? vl_block_pack(&b, to, -1) : 1);
-    });
-    return panels.data;
-  }
+      : RuleNode(kName, api, info), eps(number(info, "eps")), mlp_eps(number(info, "mlp_eps")),
+        packed(*this, info, {kInProj, kOutProj, kMlpInProj, kMlpOutProj}) {}
   void run(OrtKernelContext *context, int threads) const {
     VlTensor inputs[VL_BLOCK_INPUTS], grid;
     for (VlTensor &input : inputs) input = {nullptr, -1, {}};
     read(inputs, kGrid, context);
     read(&grid, 1, context, kGrid);
     if (INT8) read(inputs + VL_BLOCK_TENSORS, 4, context, kScales);
+    const int64_t *const of_x = inputs[0].sizes, rank = inputs[0].rank;
+    std::vector<int64_t> sizes(of_x, of_x + std::min<int64_t>(std::max<int64_t>(rank, 0), 4));
+    const bool is_map = inputs[0].rank == 4;
+    if (is_map) inputs[0] = {inputs[0].data, 3, {sizes[0], sizes[1] * sizes[2], sizes[3]}};
     VlBlock b = {};
     b.rule = rule, b.threads = threads, b.eps = eps, b.mlp_eps = mlp_eps, b.reverse = reverse.data();
     if (grid.rank >= 0) {
       if (grid.rank != 1 || grid.sizes[0] != 3) fail("input grid is not rows, columns and the height of the filter");
-      const int64_t *const sizes = (const int64_t *)grid.data;
-      if (sizes[0] < 1) fail("input grid has " + std::to_string(sizes[0]) + " rows, expected 1 or more");
-      b.conv_grid = {sizes[0], sizes[1], sizes[2], nullptr};
+      const int64_t *const given = (const int64_t *)grid.data, rows = is_map ? sizes[1] : given[0];
+      if (rows < 1) fail("input grid has " + std::to_string(rows) + " rows, expected 1 or more");
+      b.conv_grid = {rows, is_map ? sizes[2] : given[1], given[2], nullptr};
     }
     require(vl_block_set(&b, inputs, (int64_t)reverse.size()));
-    b.out = output(context, {b.batch, b.length, b.dim});
-    bool packs = true;
-    for (int i = 0; i < 4; i++) packs = packs && (is_constant[i] || inputs[kWeights[i]].rank < 0);
-    if (packs) b.packed = packed(b);
+    b.out = output(context, sizes);
+    b.packed = packed.get(*this, b, inputs, vl_block_packed_bytes, vl_block_pack);
     require(vl_block_infer(&b, -1));
   }
 };
@@ -111,9 +131,74 @@ struct Norm : Node {
   }
 };
 
+// A linear layer of tokens, `merge` x `merge` of a map side by side, perhaps after a norm: x, (B, rows, columns,
+// channels) or without merging (B, channels), norm_weight, weight, bias; INT8: the scale of each row of weight.
+template <bool INT8> struct Linear : Node {
+  static constexpr const char *kName = INT8 ? "LinearInt8" : "Linear";
+  static constexpr size_t kWeight = 2, kScale = 4, kNumInputs = INT8 ? kScale + 1 : kScale;
+  static ONNXTensorElementDataType type(size_t i) {
+    return INT8 && i == kWeight ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+  static bool is_optional(size_t i) { return i == 1 || i == 3; }
+  const float eps;
+  const int64_t merge;
+  const Packed packed;
+
+  Linear(const OrtApi &api, const OrtKernelInfo *info)
+      : Node(kName, api, info), eps(number(info, "eps")), merge(integer(info, "merge")),
+        packed(*this, info, {kWeight}) {}
+  void run(OrtKernelContext *context, int threads) const {
+    VlTensor inputs[VL_LINEAR_INPUTS];
+    inputs[kScale] = {nullptr, -1, {}};
+    read(inputs, kNumInputs, context);
+    VlTensor &x = inputs[0];
+    const bool is_map = x.rank != 2;
+    if (!is_map) x = {x.data, 4, {1, 1, x.sizes[0], x.sizes[1]}};
+    VlLinear l = {};
+    l.merge = merge, l.eps = eps, l.threads = threads;
+    require(vl_linear_set(&l, inputs));
+    std::vector<int64_t> sizes = {l.batch, l.rows, l.columns, l.out_channels};
+    if (!is_map) sizes.erase(sizes.begin(), sizes.begin() + 2);
+    l.out = output(context, sizes);
+    l.packed = packed.get(*this, l, inputs, vl_linear_packed_bytes, vl_linear_pack);
+    require(vl_linear_forward(&l, -1));
+  }
+};
+
+// Two convolutions of 3x3, with a SiLU between them, and a norm: images (B, channels, height, width), weight and bias
+// of both, norm_weight, INT8: the scale of each channel of the second one. To a map (B, rows, columns, dim).
+template <bool INT8> struct Stem : Node {
+  static constexpr const char *kName = INT8 ? "StemInt8" : "Stem";
+  static constexpr size_t kWeight1 = 1, kWeight2 = 3, kScale = 6, kNumInputs = INT8 ? kScale + 1 : kScale;
+  static ONNXTensorElementDataType type(size_t i) {
+    return INT8 && i == kWeight2 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+  static bool is_optional(size_t) { return false; }
+  const float eps;
+  const int64_t stride1, stride2;
+  const Packed packed;
+
+  Stem(const OrtApi &api, const OrtKernelInfo *info)
+      : Node(kName, api, info), eps(number(info, "eps")), stride1(integer(info, "stride1")),
+        stride2(integer(info, "stride2")), packed(*this, info, {kWeight1, kWeight2}) {}
+  void run(OrtKernelContext *context, int threads) const {
+    VlTensor inputs[VL_STEM_INPUTS];
+    inputs[kScale] = {nullptr, -1, {}};
+    read(inputs, kNumInputs, context);
+    VlStem s = {};
+    s.stride1 = stride1, s.stride2 = stride2, s.eps = eps, s.threads = threads;
+    require(vl_stem_set(&s, inputs));
+    const auto side = [&](int64_t side) { return ((side - 1) / stride1 + 1 - 1) / stride2 + 1; };
+    s.out = output(context, {s.batch, side(s.rows), side(s.columns), s.dim});
+    s.packed = packed.get(*this, s, inputs, vl_stem_packed_bytes, vl_stem_pack);
+    require(vl_stem_forward(&s, -1));
+  }
+};
+
 template <class Kernel> struct State {
   Kernel kernel;
   Workers workers;
+  State(const OrtApi &api, const OrtKernelInfo *info) : kernel(api, info) {}
 };
 
 template <class Run> OrtStatus *guard(const OrtApi &api, Run run) {
@@ -141,7 +226,7 @@ template <class Kernel> struct Operator : OrtCustomOp {
     GetOutputCharacteristic = [](const OrtCustomOp *, size_t) { return INPUT_OUTPUT_REQUIRED; };
     GetStartVersion = GetEndVersion = [](const OrtCustomOp *) { return 1; };
     CreateKernelV2 = [](const OrtCustomOp *, const OrtApi *api, const OrtKernelInfo *info, void **made) {
-      return guard(*api, [&] { *made = new State<Kernel>{Kernel(*api, info), {}}; });
+      return guard(*api, [&] { *made = new State<Kernel>(*api, info); });
     };
     KernelDestroy = [](void *state) { delete (State<Kernel> *)state; };
     KernelComputeV2 = [](void *state, OrtKernelContext *context) {
@@ -159,6 +244,10 @@ template <class Kernel> struct Operator : OrtCustomOp {
 extern "C" VL_EXPORT OrtStatus *ORT_API_CALL RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
   static const Operator<Block<false>> block;
   static const Operator<Block<true>> block_int8;
+  static const Operator<Linear<false>> linear;
+  static const Operator<Linear<true>> linear_int8;
+  static const Operator<Stem<false>> stem;
+  static const Operator<Stem<true>> stem_int8;
   static const Operator<Scan> scan;
   static const Operator<Norm> norm;
   const OrtApi *api = base->GetApi(kApiVersion);
@@ -169,7 +258,8 @@ extern "C" VL_EXPORT OrtStatus *ORT_API_CALL RegisterCustomOps(OrtSessionOptions
   }
   OrtCustomOpDomain *domain = nullptr;  // never released: sessions refer to it
   OrtStatus *status = api->CreateCustomOpDomain("vilonghorn", &domain);
-  for (const OrtCustomOp *op : std::initializer_list<const OrtCustomOp *>{&block, &block_int8, &scan, &norm})
+  for (const OrtCustomOp *op : std::initializer_list<const OrtCustomOp *>{&block, &block_int8, &linear, &linear_int8,
+                                                                          &stem, &stem_int8, &scan, &norm})
     if (!status) status = api->CustomOpDomain_Add(domain, op);
   return status ? status : api->AddCustomOpDomain(options, domain);
 }

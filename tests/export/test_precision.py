@@ -116,26 +116,26 @@ def test_short_weights_are_for_onnx_files(capsys):
 
 @needs_native
 @pytest.mark.parametrize(
-    "name, kwargs, operator",
+    "name, kwargs, operators",
     [
-        ("vilonghorn_nano", dict(d_state=5, embed_dim=20, expand=3), "BlockInt8"),
-        ("vim_nano", dict(embed_dim=80), "BlockInt8"),
-        ("vilonghornv2_nano", dict(stem_stride=2, num_conv_stages=1), "BlockInt8"),
-        ("vilonghorn_nano_shared", dict(embed_dim=80), "Scan"),
+        ("vilonghorn_nano", dict(d_state=5, embed_dim=20, expand=3), "BlockInt8 LinearInt8"),
+        ("vim_nano", dict(embed_dim=80), "BlockInt8 LinearInt8"),
+        ("vilonghornv2_nano", dict(stem_stride=2, num_conv_stages=1), "StemInt8 BlockInt8 LinearInt8"),
+        ("vilonghorn_nano_shared", dict(embed_dim=80), "Scan LinearInt8"),
     ],
 )
 @pytest.mark.usefixtures("in_this_process")
-def test_blocks_multiply_in_int8(name, kwargs, operator, small, images, tmp_path):
+def test_layers_multiply_in_int8(name, kwargs, operators, small, images, tmp_path):
     model, path = small(name, **kwargs), tmp_path / "model.ort.onnx"
-    limit = 1e-5 if operator == "Scan" else 0.02
-    assert max(error for _, error in export(model, "ort", path, "int8")) < limit
+    assert max(error for _, error in export(model, "ort", path, "int8")) < 0.02
     graph = onnx.load(path).graph
     nodes = [node for node in graph.node if node.domain == "vilonghorn" and node.op_type != "Norm"]
-    assert {node.op_type for node in nodes} == {operator}
+    assert {node.op_type for node in nodes} == set(operators.split())
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    if operator == "BlockInt8":
-        layers = [node.input[i] for node in nodes for i in (2, 10, 12, 13) if node.input[i]]
-        assert len(layers) >= 2 * len(nodes) and {types[layer] for layer in layers} == {onnx.TensorProto.INT8}
+    places = dict(BlockInt8=(2, 10, 12, 13), LinearInt8=(2,), StemInt8=(3,), Scan=())
+    layers = [node.input[i] for node in nodes for i in places[node.op_type] if node.input[i]]
+    assert len(layers) >= len(nodes) - ("Scan" in operators)
+    assert {types[layer] for layer in layers} == {onnx.TensorProto.INT8}
     run, reference = run_exported.load_onnx(path, ort_library()), rounded(model, "int8")
     for shape in [(1, 3, 32, 32), (3, 3, 40, 24)]:
         torch.testing.assert_close(run(images(*shape)), reference(images(*shape)), rtol=0, atol=0.03)

@@ -1,7 +1,7 @@
 """This library's operators in exported files: where their library is, and how onnxruntime calls them."""
 
 from collections.abc import Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..layers import Block, Mixer, fast_block
+from ..layers import Block, Mixer, RMSNorm, fast_block
 from ..layers.exportable import ExportableMixer, replace_classes
+from ..models.vilonghornv2 import ConvStem, Downsample, Stage
+from ..ops._torch import is_unchanged
 from ..ops.arguments import BlockArguments, ScanArguments, named_tensors, tensors, unflatten
 from ..ops.backends import cpu
 from ..ops.backends.bindings import BLOCK_WEIGHTS
@@ -20,7 +22,7 @@ from .precision import quantize
 
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
-INTERFACE = 4  # kInterface of kernels/ort/node.h, which explains it
+INTERFACE = 5  # kInterface of kernels/ort/node.h, which explains it
 BLOCK_INPUTS = (*BLOCK_WEIGHTS, "conv_grid")
 
 
@@ -44,6 +46,47 @@ class NativeBlock(Block):
         return run_block(fast_block.block_arguments(self, x, grid, False))
 
 
+class NativeStage(Stage):
+    """A stage whose operators take and return maps, not tokens."""
+
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """As `Stage.forward`."""
+        x = self.downsample(x)
+        for block in self.blocks:
+            x = _block_node(fast_block.block_arguments(block, x.flatten(1, 2), list(x.shape[1:3]), False), x)
+        return x
+
+
+class NativeDownsample(Downsample):
+    """A downsampling that is one operator in the exported graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `Downsample.forward`."""
+        B, H, W, _ = x.shape
+        return _linear(x, self.reduction, (B, H // 2, W // 2), 2, self.norm)
+
+
+class NativeLinear(nn.Linear):
+    """A linear layer that is one operator in the exported graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `nn.Linear.forward`, for (B, in_features)."""
+        return _linear(x, self, x.shape[:1])
+
+
+class NativeStem(ConvStem):
+    """A stem that is one operator in the exported graph."""
+
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """As `ConvStem.forward`."""
+        (B, _, *sides), conv1, conv2 = x.shape, self.conv1, self.conv2
+        for conv in (conv1, conv2):
+            sides = [(side - 1) // conv.stride[0] + 1 for side in sides]
+        inputs = (x, conv1.weight, conv1.bias, conv2.weight, conv2.bias, self.norm.weight)
+        strides = dict(stride1=conv1.stride[0], stride2=conv2.stride[0])
+        return _symbolic("Stem", inputs, (B, *sides, conv2.out_channels), eps=self.norm.eps, **strides)
+
+
 class NativeMixer(ExportableMixer):
     """A mixer whose scan is one operator in the exported graph."""
 
@@ -51,18 +94,39 @@ class NativeMixer(ExportableMixer):
 
 
 def use_operators(model: nn.Module) -> nn.Module:
-    """Replaces the classes of blocks and mixers in a model, in place, and returns it. A norm is an operator already."""
+    """Replaces the classes of layers in a model, in place, and returns it. A norm is an operator already."""
     for module in model.modules():
+        parts = dict(module.named_children())
         if type(module) is Block and fast_block.is_one_operator(module):
             module.__class__ = NativeBlock
+        elif type(module) is Downsample and _are_unchanged(parts, norm=RMSNorm, reduction=nn.Linear):
+            module.__class__ = NativeDownsample
+        elif type(module) is ConvStem and _are_unchanged(parts, norm=RMSNorm, conv1=nn.Conv2d, conv2=nn.Conv2d):
+            module.__class__ = NativeStem
+    for module in model.modules():
+        if type(module) is Stage and all(type(block) is NativeBlock for block in module.blocks):
+            module.__class__ = NativeStage
+    head = getattr(model, "get_classifier", lambda: None)()
+    if is_unchanged(head, nn.Linear):
+        head.__class__ = NativeLinear
     return replace_classes(model, {Mixer: NativeMixer})
 
 
+def _are_unchanged(parts: dict[str, nn.Module], **kinds: type) -> bool:
+    return all(is_unchanged(parts[name], kind) for name, kind in kinds.items())
+
+
 def int8_layers(model: nn.Module) -> list[str]:
-    """Names of the weights that `--to ort --precision int8` multiplies in int8, those of each NativeBlock."""
-    blocks = [(name, module) for name, module in model.named_modules() if isinstance(module, NativeBlock)]
-    parts = chain.from_iterable(block.named_modules(prefix=name) for name, block in blocks)
-    return [f"{name}.weight" for name, part in parts if type(part) is nn.Linear]
+    """Names of the weights that `--to ort --precision int8` multiplies in int8: those of the operators of INT8."""
+    layers = []
+    for name, module in model.named_modules():
+        if isinstance(module, NativeLinear):
+            layers.append(name)
+        elif isinstance(module, (NativeBlock, NativeDownsample)):
+            layers += [part for part, layer in module.named_modules(prefix=name) if type(layer) is nn.Linear]
+        elif isinstance(module, NativeStem):
+            layers.append(f"{name}.conv2")
+    return [f"{layer}.weight" for layer in layers]
 
 
 def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], **attrs: Any) -> Tensor:
@@ -73,13 +137,24 @@ def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], 
 
 def _block(*flat: Any) -> tuple[Tensor, ...]:
     block = unflatten(BlockArguments, flat)
+    return _block_node(block, block.x), *(block.x.new_empty(0) for _ in range(5))
+
+
+def _block_node(block: BlockArguments, x: Tensor) -> Tensor:
+    """The operator of a block on tokens x, or on a map, whose own sides are those of the grid."""
     options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, mlp_eps=block.mlp_eps)
-    given = named_tensors(block)
-    inputs = {name: given[name] for name in BLOCK_WEIGHTS}
-    sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in block.conv_grid[:3]]  # rows, columns, height
-    inputs["conv_grid"] = torch.stack(sizes) if sizes else None
-    y = _symbolic("Block", tuple(inputs.values()), block.x.shape, **options)
-    return y, *(block.x.new_empty(0) for _ in range(5))
+    inputs: dict[str, Tensor | None] = dict(named_tensors(block), x=x)
+    inputs = {name: inputs[name] for name in BLOCK_WEIGHTS}
+    sides = [*block.conv_grid[:3]] if x.dim() == 3 else [0, 0, *block.conv_grid[2:3]]  # rows, columns, height of filter
+    sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in sides]
+    inputs["conv_grid"] = torch.stack(sizes) if block.conv_grid else None
+    return _symbolic("Block", tuple(inputs.values()), x.shape, **options)
+
+
+def _linear(x: Tensor, layer: nn.Module, shape: Sequence[int], merge: int = 1, norm: nn.Module | None = None) -> Tensor:
+    inputs = (x, None if norm is None else norm.weight, layer.weight, layer.bias)
+    eps = 0.0 if norm is None else norm.eps
+    return _symbolic("Linear", inputs, (*shape, layer.out_features), merge=merge, eps=eps)
 
 
 def _scan(*flat: Any) -> tuple[Tensor, ...]:
@@ -95,24 +170,34 @@ def _norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:  # the defaul
     return _symbolic("Norm", (x, weight), x.shape, eps=eps)
 
 
+INT8 = dict(Block=("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj"), Linear=("weight",), Stem=("weight2",))
+INPUTS = dict(
+    Block=BLOCK_INPUTS,
+    Linear=("x", "norm_weight", "weight", "bias"),
+    Stem=("images", "weight1", "bias1", "weight2", "bias2", "norm_weight"),
+)
+
+
 def use_int8(graph: Any) -> None:
-    """Makes each Block of an `onnx_ir.Graph` a BlockInt8: linear layers in int8, with a scale for each row."""
+    """Makes operators NAME of an `onnx_ir.Graph` NAMEInt8: the weights of INT8 in int8, with a scale for each row."""
     import onnx_ir
 
     tape = onnx_ir.tape.Tape(graph)
-    for node in [node for node in graph if (node.domain, node.op_type) == (DOMAIN, "Block")]:
-        inputs, scales = dict(zip_longest(BLOCK_INPUTS, node.inputs)), []
-        for name in ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj"):
+    for node in [node for node in graph if node.domain == DOMAIN and node.op_type in INT8]:
+        inputs, scales = dict(zip_longest(INPUTS[node.op_type], node.inputs)), []
+        for name in INT8[node.op_type]:
             if (weight := inputs[name]) is None:
                 scales.append(None)
                 continue
-            number, scale = quantize(torch.from_numpy(weight.const_value.numpy()))
+            full = torch.from_numpy(weight.const_value.numpy())
+            number, scale = quantize(full, tuple(range(1, full.dim())))
             inputs[name] = tape.initializer(onnx_ir.tensor(number.numpy()), f"{weight.name}.int8")
-            scales.append(tape.initializer(onnx_ir.tensor(scale.squeeze(-1).numpy()), f"{weight.name}.scale"))
-            node.replace_input_with(BLOCK_INPUTS.index(name), None)
+            scales.append(tape.initializer(onnx_ir.tensor(scale.flatten().numpy()), f"{weight.name}.scale"))
+            node.replace_input_with(list(inputs).index(name), None)
             if not weight.uses():
                 graph.initializers.pop(weight.name)
-        new = onnx_ir.Node(DOMAIN, "BlockInt8", [*inputs.values(), *scales], node.attributes.values(), num_outputs=1)
+        arguments = [DOMAIN, f"{node.op_type}Int8", [*inputs.values(), *scales], node.attributes.values()]
+        new = onnx_ir.Node(*arguments, num_outputs=1)
         onnx_ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
 
 

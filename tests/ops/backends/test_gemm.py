@@ -4,9 +4,10 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from native_gemm import gemm, int8_product, needs_amx
+from native_gemm import gemm, int8_product, int8_stem, linear, merged, needs_amx, stem
 
 from vilonghorn.ops.backends import cpu
 
@@ -109,3 +110,63 @@ def test_a_product_keeps_what_is_not_finite(options):
     product = gemm(a, b.t(), **options)
     torch.testing.assert_close(product[[0, 2, 4]], torch.full((3, 4), 40.0))
     assert not product[[1, 3]].isfinite().any()
+
+
+def int8_rows(rows: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights in int8, and their scales."""
+    return torch.randint(-127, 128, (rows, depth), dtype=torch.int8), torch.rand(rows) / depth
+
+
+linear_sizes = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(1, 70))
+
+
+@needs_native
+@pytest.mark.parametrize("isa", cpu.isas())
+@given(linear_sizes, st.integers(1, 110), st.booleans(), st.booleans(), st.booleans())
+def test_every_instruction_set_merges_tokens_in_a_linear_layer(isa, sizes, columns, norms, has_bias, is_int8):
+    B, rows, width, merge, C = sizes
+    x, depth = torch.randn(B, merge * rows, merge * width, C), merge * merge * C
+    weight, scale = int8_rows(columns, depth) if is_int8 else (torch.randn(columns, depth), None)
+    norm_weight, bias = torch.rand(depth) + 0.5 if norms else None, torch.randn(columns) if has_bias else None
+    with mock.patch.object(cpu, "_isa", cpu.isas()[isa]):
+        actual = linear(x, weight, norm_weight, bias, scale, merge=merge, eps=1e-4)
+    lines = merged(x, merge)
+    factor = (lines.double().square().mean(1, keepdim=True) + 1e-4).rsqrt() if norms else 1
+    if norms:
+        lines = lines * norm_weight
+    product = int8_product(lines, weight, scale) if is_int8 else lines.double() @ weight.double().t()
+    expected = (product.double() * factor + (bias if has_bias else 0)).reshape(actual.shape)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-4 if not is_int8 else 1e-6)
+
+
+stem_sizes = st.tuples(*(st.integers(1, most) for most in (2, 4, 11, 40, 70)), st.integers(1, 40), st.integers(1, 40))
+
+
+def stem_inputs(sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Images, and weights of a stem."""
+    B, channels, hidden, dim, _, height, width = sizes
+    shapes = [(B, channels, height, width), (hidden, channels, 3, 3), (hidden,), (dim, hidden, 3, 3), (dim,), (dim,)]
+    images, weight1, bias1, weight2, bias2, norm_weight = (torch.randn(shape) for shape in shapes)
+    return [images, weight1 / (3 * channels**0.5), bias1, weight2 / (3 * hidden**0.5), bias2, norm_weight]
+
+
+@needs_native
+@pytest.mark.parametrize("isa", cpu.isas())
+@given(stem_sizes, st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 2)]), st.integers(1, 3))
+def test_every_instruction_set_computes_a_stem(isa, sizes, strides, threads):
+    given, before = stem_inputs(sizes), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    with mock.patch.object(cpu, "_isa", cpu.isas()[isa]):
+        actual = stem(*given, strides=strides, eps=1e-2)
+        number, scale = int8_rows(len(given[3]), given[3][0].numel())
+        in_int8 = given[:3] + [number.reshape(given[3].shape), *given[4:], scale]
+        actual_int8 = stem(*in_int8, strides=strides, eps=1e-2)
+    torch.set_num_threads(before)
+    images, weight1, bias1, weight2, bias2, norm_weight = (t.double() for t in given)
+    y = F.conv2d(F.silu(F.conv2d(images, weight1, bias1, strides[0], 1)), weight2, bias2, strides[1], 1)
+    expected = F.rms_norm(y.permute(0, 2, 3, 1), norm_weight.shape, norm_weight, 1e-2)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4)
+    expected, byte = int8_stem(*in_int8, strides, 1e-2)
+    assert ((actual_int8 - expected).abs() <= 2 * byte + 1e-4).all()  # where a sum lies between two bytes
+    equal = ((actual_int8 - expected).abs() <= 1e-4 + 1e-4 * byte).double().mean()
+    assert equal > 0.9 or expected[0, ..., 0].numel() < 200  # such a byte changes 9 tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_gemm import gemm, int8_product
+from native_gemm import gemm, int8_product, int8_stem, linear, merged, stem
 from oracle import KERNEL_RULES, block_inputs, compare, inputs, mixer, mixer_inputs, residual_block
 
 from vilonghorn.ops import block, mamba_inner, scan
@@ -67,3 +67,14 @@ def test_a_product_with_int8_weights_has_the_same_bits(depth):
     a, scale = torch.randn(13, depth), torch.rand(50)
     b = torch.randint(-127, 128, (50, depth), dtype=torch.int8)
     assert torch.equal(gemm(a, b.t(), b_scale=scale), int8_product(a, b, scale))
+
+
+def test_layers_with_int8_weights_are_those_of_integers():
+    x, scale = torch.randn(2, 6, 10, 5), torch.rand(33)
+    b = torch.randint(-127, 128, (33, 20), dtype=torch.int8)
+    assert torch.equal(linear(x, b, scale=scale, merge=2).flatten(0, 2), int8_product(merged(x, 2), b, scale))
+    given = [torch.randn(2, 3, 50, 70), torch.randn(7, 3, 3, 3) / 5, torch.randn(7)]
+    given += [torch.randint(-127, 128, (20, 7, 3, 3), dtype=torch.int8), torch.randn(20), torch.randn(20)]
+    expected, byte = int8_stem(*given, scale[:20] / 63, (2, 2), 1e-2)
+    error = (stem(*given, scale[:20] / 63, eps=1e-2) - expected).abs()
+    assert (error <= 2 * byte + 1e-4).all() and (error <= 1e-4 + 1e-4 * byte).double().mean() > 0.9

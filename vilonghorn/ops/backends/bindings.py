@@ -21,7 +21,7 @@ from ... import __version__
 from ..arguments import CHANNELS_FIRST, LAYOUTS, BlockArguments, ConvArguments, ScanArguments, by_channel, named_tensors
 from ..rules import NO_RULE, RULES
 
-ABI = 24  # VL_ABI
+ABI = 25  # VL_ABI
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # in the order of VL_FLOAT32, ...
