@@ -33,11 +33,16 @@ def model_candidates(
 
 
 def model_steps(model: str, size: int, batch: int, precision: str, device: str, compiled: bool) -> Steps:
-    """A model of timm at random weights: inference, and a loss with its gradients."""
+    """A model of timm at random weights: inference, and a loss with its gradients.
+
+    The name may end with "+channels_last", the memory format of weights and images.
+    """
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest" if precision == "bf16" else precision)
-    net = timm.create_model(model, img_size=size).to(device)
-    images = torch.randn(batch, 3, size, size, device=device)
+    name, _, layout = model.partition("+")
+    memory = {"": torch.contiguous_format, "channels_last": torch.channels_last}[layout]
+    net = timm.create_model(name, img_size=size).to(device, memory_format=memory)
+    images = torch.randn(batch, 3, size, size, device=device).to(memory_format=memory)
     targets = torch.randint(net.num_classes, (batch,), device=device)
     autocast = partial(torch.autocast, device, torch.bfloat16, enabled=precision == "bf16")
 

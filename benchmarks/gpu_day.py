@@ -3,7 +3,8 @@
 - models: inference and training steps, eager, compiled block by block, and these captured in a CUDA graph;
 - peers: the scan of one direction beside mamba_ssm's kernel (if peers.sh built it), and of the exact rule beside its
   chunks of heads in Triton;
-- profile: the kernels of a compiled training step by their own time, and for how much of it the GPU is busy.
+- profile: the kernels of a compiled forward and training step by their own time, with their launches, and for how much
+  of the step the GPU is busy.
 
 It needs torch, triton, timm and numpy only.
 """
@@ -15,7 +16,7 @@ import datetime
 import importlib.util
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -104,30 +105,36 @@ def busy_us(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def profiled(name: str, size: int, batch: int) -> dict[str, object]:
-    """Milliseconds of a training step without the profiler, of the busy GPU, and of each kernel."""
-    step = model_steps(name, size, batch, "bf16", "cuda", compiled=True)[STEPS[True]]
+def profiled(name: str, size: int, batch: int, device: str = "cuda") -> dict[str, object]:
+    """Milliseconds of a step without the profiler and of the busy GPU, launches, and each kernel's; of both steps."""
+    steps = model_steps(name, size, batch, "bf16", device, compiled=device == "cuda")
+    return {what: profiled_step(f"{name}, {size} px, batch {batch}, {what}", step) for what, step in steps.items()}
+
+
+def profiled_step(title: str, step: Callable[[], object]) -> dict[str, object]:
+    """As `profiled`, of one step."""
 
     def run() -> float:
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
         begin = time.perf_counter()
         for _ in range(PROFILED_STEPS):
             step()
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
         return (time.perf_counter() - begin) * 1e3 / PROFILED_STEPS
 
     run()
     wall = run()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
-    on_gpu = [event.time_range for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    busy = busy_us((time_range.start, time_range.end) for time_range in on_gpu) / 1e3 / PROFILED_STEPS
+    on_gpu = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    busy = busy_us((event.time_range.start, event.time_range.end) for event in on_gpu) / 1e3 / PROFILED_STEPS
     events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
     kernels = {event.key: round(event.self_device_time_total / 1e3 / PROFILED_STEPS, 3) for event in events}
-    print(f"{name}, {size} px, batch {batch}: a step takes {wall:.3f} ms, the GPU is busy {busy / wall:.0%} of it")
+    launches = len(on_gpu) / PROFILED_STEPS
+    print(f"{title}: {wall:.3f} ms, {launches:.0f} launches, the GPU is busy {busy / wall:.0%} of it")
     for kernel, ms in list(kernels.items())[:12]:
         print(f"{ms:8.3f} ms  {kernel}")
-    return dict(step_ms=round(wall, 3), busy_ms=round(busy, 3), kernels=kernels)
+    return dict(step_ms=round(wall, 3), busy_ms=round(busy, 3), launches=launches, kernels=kernels)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

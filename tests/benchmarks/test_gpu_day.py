@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from interleaved import STEPS
 from oracle import error, oracle
+from torch.autograd import DeviceType
 
 from vilonghorn.ops import scan
 
@@ -18,17 +20,34 @@ SIZES = (2, 17, 8, 4)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which a stage would occupy for minutes")
-def test_a_stage_without_a_gpu_says_so():
-    command, environment = ["bash", "benchmarks/gpu_day.sh", "time"], os.environ | dict(PYTHON=sys.executable)
+def test_a_stage_without_a_gpu_says_so(tmp_path):
+    environment = os.environ | dict(PYTHON=sys.executable, OUT=str(tmp_path))
+    command = ["bash", "benchmarks/gpu_day.sh", "time"]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 3 and "torch finds none" in result.stdout and "FAILED" not in result.stdout, result
 
 
-def test_no_step_begins_after_the_time_of_a_stage():
-    environment = os.environ | dict(PYTHON="/bin/false", LIMIT="0")
-    command = ["bash", "benchmarks/gpu_day.sh", "profile"]
+@pytest.mark.parametrize("limit, problem", [("0", "no time is left"), ("60", "exit status 1")])
+def test_a_stage_ends_where_an_import_fails(limit, problem, tmp_path):
+    environment = os.environ | dict(PYTHON="/bin/false", LIMIT=limit, OUT=str(tmp_path))
+    command = ["bash", "benchmarks/gpu_day.sh", "check"]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert result.returncode == 3 and "FAILED: imports: no time is left" in result.stdout, result
+    assert result.returncode == 1 and f"FAILED: imports: {problem}" in result.stdout, result
+    assert "run gpu_day.sh pack" in result.stdout and "backends" not in result.stdout, result
+
+
+def test_a_profile_counts_the_launches_of_a_step(gpu_day, monkeypatch):
+    spans = [SimpleNamespace(start=2 * i, end=2 * i + 1) for i in range(2 * gpu_day.PROFILED_STEPS)]
+    profiler = MagicMock()
+    profiler.__enter__.return_value = profiler
+    profiler.events.return_value = [SimpleNamespace(device_type=DeviceType.CUDA, time_range=span) for span in spans]
+    profiler.key_averages.return_value = [SimpleNamespace(key="scan", self_device_time_total=6000.0)]
+    monkeypatch.setattr(gpu_day, "profile", lambda activities: profiler)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    found = gpu_day.profiled("vilonghornv2_nano", 64, 2, "cpu")
+    assert set(found) == set(STEPS.values())
+    for row in found.values():
+        assert row["launches"] == 2 and row["kernels"] == {"scan": 2.0} and row["busy_ms"] == 0.002
 
 
 @pytest.fixture
