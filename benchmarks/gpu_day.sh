@@ -78,9 +78,10 @@ check() {
   local parallel
   parallel=$("$PYTHON" -c "import xdist; print('-n 8')" 2>/dev/null)
   step 110 "models, mixers, chunks and captured steps" "$PYTHON" -m pytest -q $parallel -p no:cacheprovider \
-    tests/ops/backends/test_gpu.py -k "model or mixer or chunks or captured"
-  for mode in default reduce-overhead; do update vilonghornv2_tiny --run.compile $mode; done
-  update deit_tiny_patch16_224
+    tests/ops/backends/test_gpu.py tests/engine/test_captured_update.py -k "model or mixer or chunks or captured"
+  for name in vilonghornv2_tiny deit_tiny_patch16_224; do update $name --run.capture true; done
+  update vilonghornv2_tiny
+  update vilonghornv2_tiny --run.compile reduce-overhead
   step 90 "the other tests" "$PYTHON" -m pytest -q $parallel -p no:cacheprovider \
     tests/ops/backends/test_gpu.py -k "not (model or mixer or chunks or captured)"
 }

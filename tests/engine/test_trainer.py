@@ -163,7 +163,7 @@ def test_an_update_with_a_fused_optimizer_reads_no_number_from_the_device(tmp_pa
     batch, state, read = next(stream), trainer.train_state, []
     for name in ("__bool__", "__float__", "__int__", "item", "tolist", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name: read.append(name))
-    state.step(2, state.backward(iter([batch]), [(0, 0, 1)]))
+    state.update(iter([batch]), [(0, 0, 1)], 2)
     monkeypatch.undo()
     assert not read and not trainer.progress.losses
     trainer.read_update()

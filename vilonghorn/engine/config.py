@@ -222,6 +222,8 @@ class RunConfig:
         device: auto, cpu, cuda, cuda:1, ...
         amp: autocast to bf16 or, with a scaled loss, fp16; auto: bf16 on CUDA devices that support it
         compile: compile the model with torch.compile, or its mode, such as reduce-overhead; null: on CUDA devices
+        capture: run each update but the average as one CUDA graph, which helps small models, in a run of one process
+            without accumulation
         memory_budget: of a compiled model, the part of what forward saves for backward that is kept; the rest is
             computed again
         log_updates: updates between lines of the log
@@ -238,6 +240,7 @@ class RunConfig:
     device: str = "auto"
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
+    capture: bool = False
     memory_budget: float = within("[0, 1]", 1.0)
     log_updates: int = within("[1, inf)", 50)
     checkpoint_updates: int | None = within("[1, inf)", None)

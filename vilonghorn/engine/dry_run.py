@@ -79,7 +79,7 @@ def measure_speed(state: TrainState) -> tuple[float, str]:
     updates = itertools.count(1)
 
     def update() -> None:
-        state.step(next(updates), state.backward(iter([batch]), [(0, 0, 0)]))
+        state.update(iter([batch]), [(0, 0, 0)], next(updates))
 
     state.model.train()
     timer = Timer("update()", globals={"update": update}, num_threads=threads)

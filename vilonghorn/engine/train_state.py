@@ -16,6 +16,7 @@ from timm.utils import ModelEmaV3, random_seed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .captured_update import CapturedUpdate, why_not_captured
 from .config import ClassNames, Config
 from .device import autocast
 from .distributed import Distributed
@@ -116,13 +117,20 @@ class TrainState:
 
     def setup(self, dist: Distributed, updates_per_epoch: int) -> None:
         """Builds optimizer and schedule for the global batch, and wraps the model for several processes."""
-        images = self.config.data.batch_size * self.config.optimizer.accumulate * dist.world_size
+        self.dist, images = dist, self.config.data.batch_size * self.config.optimizer.accumulate * dist.world_size
         scaled = scale_rates(self.config, images)
         self.optimizer = build_optimizer(scaled, self.trained)
         self.scheduler = build_scheduler(scaled, self.optimizer, updates_per_epoch)
         extra = {"extra": self.task.extra} if self.task.extra else {}
         self._parts = {**self.models, **extra, "optimizer": self.optimizer, "scaler": self.scaler}
         self.wrapped, on_gpu = self.trained, self.device.type == "cuda"
+        # A fused optimizer decides on the device, so that nothing waits for it; any other on the CPU.
+        self.is_fused = all(group.get("fused") for group in self.optimizer.param_groups)
+        if self.config.run.capture and (
+            why := why_not_captured(self.config, self.device, dist.world_size, self.is_fused)
+        ):
+            raise ValueError(f"run.capture is true, but {why}")
+        self.captured = CapturedUpdate(self._update, self.optimizer) if self.config.run.capture else None
         if dist.world_size > 1:
             ids = [self.device.index] if on_gpu else None
             self.wrapped = DistributedDataParallel(self.trained, device_ids=ids, gradient_as_bucket_view=True)
@@ -156,21 +164,45 @@ class TrainState:
                 losses.append(self.task.loss(self.forward, *batch, self.amp))
                 self.scaler.scale(losses[-1] / len(positions)).backward()
         self.scaler.unscale_(self.optimizer)
-        total = nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.optimizer.clip_grad or math.inf)
-        return torch.stack([torch.stack(losses).mean().detach(), total]).double()
+        return self._clip(torch.stack(losses).mean().detach())
 
-    def step(self, update: int, measured: torch.Tensor) -> None:
-        """Applies the gradient as the n-th `update`, from 1, if `measured`, its loss and norm, is finite."""
-        # A fused optimizer decides on the device, so that nothing waits for it; any other on the CPU.
-        is_fused = all(group.get("fused") for group in self.optimizer.param_groups)
+    def update(self, stream: Iterator[Batch], positions: Sequence[Sequence[int]], number: int) -> torch.Tensor:
+        """Makes update `number`, from 1, of the batches at `positions`, as `backward`; skips it if it is not finite.
+
+        Returns the mean loss over all processes and the norm of the gradient, as `backward`.
+        """
+        if self.captured:
+            images, targets = next(stream)
+            seed_all(*positions[0])
+            measured = self.captured(*self.task.augment(images, targets)).clone()
+        else:
+            measured = self.dist.average(self.backward(stream, positions))
+            self._apply(measured)
+        if self.ema:  # also takes the weights of an update that was skipped
+            self.ema.update(self.model, step=number)
+        return measured
+
+    def _update(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """An update of one batch in one process, without a wait for the device."""
+        loss = self.task.loss(self.forward, images, targets, self.amp)
+        loss.backward()
+        measured = self._clip(loss.detach())
+        self._apply(measured)
+        return measured
+
+    def _clip(self, loss: torch.Tensor) -> torch.Tensor:
+        """Clips the gradient; returns the loss and the norm before, (2,), in float64."""
+        total = nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.optimizer.clip_grad or math.inf)
+        return torch.stack([loss, total]).double()
+
+    def _apply(self, measured: torch.Tensor) -> None:
+        """Applies the gradient if `measured`, its loss and norm, is finite."""
         finite = measured.isfinite().all()
-        if is_fused and not self.scaler.is_enabled():
+        if self.is_fused and not self.scaler.is_enabled():
             self.optimizer.grad_scale, self.optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         elif finite:
             self.scaler.step(self.optimizer)
-        if self.ema:  # also takes the weights of an update that was skipped
-            self.ema.update(self.model, step=update)
         self.scaler.update()
         self.optimizer.zero_grad()
 

@@ -130,8 +130,7 @@ class Trainer:
         progress, dist, state = self.progress, self.dist, self.train_state
         state.scheduler.step_update(self.update)
         positions = [(self.config.run.seed, progress.epoch, batch) for batch in batches[dist.rank :: dist.world_size]]
-        measured = dist.average(state.backward(stream, positions))
-        state.step(self.update + 1, measured)
+        measured = state.update(stream, positions, self.update + 1)
         copy, copied = measured.to("cpu", non_blocking=True), None
         if measured.is_cuda:
             copied = torch.cuda.Event()
