@@ -117,10 +117,12 @@ def test_a_file_says_how_images_are_read_and_has_no_classes_for_maps(small, chec
         assert found["input_size"] == [3, size[0], size[-1]]
 
 
-@pytest.mark.parametrize("kind", ["ort", "pt2"])
+@pytest.mark.parametrize("kind", ["ort", "pt2", "openvino"])
 def test_other_formats_have_the_script_and_ort_needs_the_library(kind, small, photos, tmp_path):
     if kind == "ort" and cpu.library is None:
         pytest.skip("the native library is not built")
+    if kind == "openvino":
+        pytest.importorskip("openvino", reason="needs openvino: pip install '.[openvino]'")
     model, form = small(), formats.FORMATS[kind]
     path = tmp_path / f"a b{form.suffix}"
     form.write(capture.capture(model, kind == "ort"), path, capture.describe(model))

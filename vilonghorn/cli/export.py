@@ -1,8 +1,9 @@
 """Exports a model to a file that runs without vilonghorn, or says what an exported file is.
 
 The file takes any number of images, of any size that is a whole number of patches. It is first compared with the model
-in a process that cannot import this library. If it differs, nothing is written and the exit status is 1. The script
-NAME.py beside it classifies images. Without --to MODEL is an exported file, of which nothing is executed.
+in a process that cannot import this library; one for Core ML on macOS only. If it differs, nothing is written and the
+exit status is 1. The script NAME.py beside it classifies images. Without --to MODEL is an exported file, of which
+nothing is executed.
 """
 
 import sys
@@ -32,10 +33,12 @@ help = "side, or height and width, of the images, in pixels, and of a position e
 parser.add_argument("--img-size", type=int, nargs="+", help=help)
 help = "export maps instead of logits: of these blocks, or stages of a hierarchy (without INDEX: the model's default)"
 parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
-help = "type of the weights in the file; --to onnx, ort and web only; --weights is the old name (default: %(default)s)"
+help = "type of the weights (pt2: fp32, coreml: fp32, fp16); --weights is the old name (default: %(default)s)"
 parser.add_argument("--precision", "--weights", choices=PRECISIONS, default="fp32", help=help)
 help = "scans of the exact rule in --to onnx: attention (onnxruntime from 1.30 on), or standard (every runtime of ONNX)"
 parser.add_argument("--scan", choices=SCANS, help=f"{help} (default: attention if the model has this rule)")
+help = "the file takes one image of the size of --img-size; vilonghornv2_* have no loop then (--to coreml: always)"
+parser.add_argument("--fixed-size", action="store_true", help=help)
 help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())}), or folder (NAME.web)"
 parser.add_argument("--output", type=Path, help=help)
 help = "pictures on the page of --to web, which opens with the first (default: three held-out images of a run)"
@@ -46,16 +49,17 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0, or 1 if the file differs from the model or does not run."""
     options = parser.parse_args(argv)
     if not options.to:
-        if not Path(options.model).is_file():
+        file = Path(options.model)
+        if not (file.is_file() or file.is_dir() and kind_of(file)):
             raise ValueError(f"--to is missing, and there is no exported file {options.model}")
-        print(summarize(Path(options.model)))
+        print(summarize(file))
         return 0
     web, form = options.to == "web", FORMATS["onnx" if options.to == "web" else options.to]
     output = options.output or Path(Path(options.model).resolve().name + (".web" if web else form.suffix))
     if not web and (kind := kind_of(output)) != options.to:
         other = f" ({FORMATS[kind].suffix} is for --to {kind})" if kind else ""
         raise ValueError(f"--output is {output}, expected a name that ends in {form.suffix}{other}")
-    if not web and output.is_dir() or not output.absolute().parent.is_dir():
+    if not (web or form.package) and output.is_dir() or not output.absolute().parent.is_dir():
         raise ValueError(f"--output is {output}, expected a file in a folder that exists")
     if options.examples and not web:
         raise ValueError("--examples is for --to web: leave it out")
@@ -64,8 +68,9 @@ def main(argv: Sequence[str]) -> int:
     model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
     if web and not has_backbone(model):
         raise ValueError(f"--to web is for models of this library, not {options.model}; export with --to onnx")
-    script = not web and options.features is None and model.num_classes > 0 and getattr(model, "in_chans", 3) == 3
-    arguments = dict(precision=options.precision, scan=options.scan)
+    script = options.features is None and model.num_classes > 0 and getattr(model, "in_chans", 3) == 3
+    script = script and not (web or form.package)
+    arguments = dict(precision=options.precision, scan=options.scan, fixed=options.fixed_size)
     try:
         if web:
             errors = write_page(model, output, examples, **arguments)
@@ -79,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
     if web:
         print(f"{output}: checked without vilonghorn. Serve it: python -m http.server --directory {shell_path(output)}")
     else:
-        print(f"{output}: {form.title}, {output.stat().st_size / 1e6:.1f} MB, checked without vilonghorn")
+        checked = "checked without vilonghorn" if form.runs_here else "not run: its runtime is for macOS and iOS only"
+        print(f"{output}: {form.title}, {form.size(output)}, {checked}")
     if script:
         print(f"classify images with it: python {shell_path(form.script(output))} IMAGE...")
     return 0

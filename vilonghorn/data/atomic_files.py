@@ -20,11 +20,15 @@ UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOT
 
 @contextmanager
 def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO[Any]]]:
-    """As `atomic_write`, for several files of one folder: all are on the disk before the first is renamed."""
+    """As `atomic_write`, for several files of one folder: all are on the disk before the first is renamed.
+
+    The first is renamed last. Meanwhile, and after a kill, its old version is `NAME.PID.old`: never beside new others.
+    """
     paths = [path for path, _ in targets]
     for path in paths:
         check_is_file(path)
     partials = [path.with_name(f"{path.name}.{os.getpid()}.partial") for path in paths]
+    old = paths[0].with_name(f"{paths[0].name}.{os.getpid()}.old")
     try:
         with named_errors(paths[0]):
             with ExitStack() as stack:
@@ -36,10 +40,15 @@ def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO
                 for file in files:
                     file.flush()
                     sync(file.fileno())
-            for partial, path in zip(partials, paths):
+            if len(paths) > 1 and paths[0].exists():
+                os.replace(paths[0], old)
+            for partial, path in reversed([*zip(partials, paths)]):
                 os.replace(partial, path)
             sync_folder(paths[0].parent)
+            old.unlink(missing_ok=True)
     finally:
+        if old.exists():
+            os.replace(old, paths[0])
         for partial in partials:
             partial.unlink(missing_ok=True)
 

@@ -48,18 +48,19 @@ def compared_sizes(model: nn.Module) -> list[tuple[int, int, int]]:
 
 
 def capture(
-    model: nn.Module, keep_native: bool = False, precision: str = "fp32", scan: str = "standard"
+    model: nn.Module, keep_native: bool = False, precision: str = "fp32", scan: str = "standard", fixed: bool = False
 ) -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
     With `keep_native`, blocks and scans are operators of this library, else of torch. `precision` is one of PRECISIONS.
-    With scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime.
+    With scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime. A `fixed` graph is
+    for one image of the model's size, and a scan of the exact rule with heads is no loop in it.
 
     A model of another package is captured without these options, for images of its own size, and for one image if its
     code fixes the number of images.
     """
     if not has_backbone(model):
-        return _capture_other(model)
+        return _capture_other(model, fixed)
     least, dims = min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *backbone(model).patches()):
         size = Dim(name, min=least)
@@ -73,15 +74,17 @@ def capture(
         in_int8 = native.int8_layers(module) if precision == "int8" else ()
         module = ShortWeights(module, precision, in_int8)
     with torch.no_grad():
+        if fixed:
+            return torch.export.export(module, (torch.zeros(1, *compared_sizes(model)[0]),), strict=False)
         return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
 
 
-def _capture_other(model: nn.Module) -> ExportedProgram:
+def _capture_other(model: nn.Module, fixed: bool) -> ExportedProgram:
     shape = model.pretrained_cfg["input_size"]  # type: ignore[index]
-    options: dict[str, Any] = dict(dynamic_shapes=({0: Dim("batch")},), strict=False)
+    options: dict[str, Any] = dict(dynamic_shapes=(None if fixed else {0: Dim("batch")},), strict=False)
     with torch.no_grad(), decomposed():
         try:
-            return torch.export.export(model, (torch.zeros(2, *shape),), **options)
+            return torch.export.export(model, (torch.zeros(2 - fixed, *shape),), **options)
         except RuntimeError as error:
             if "batch" not in str(error):
                 raise

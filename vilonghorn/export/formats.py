@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import sys
 import zipfile
 from collections.abc import Callable
 from importlib import import_module
@@ -11,13 +12,16 @@ from string import Template
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 
 from ..data import image_file
 from ..data.image_file import printable
 from . import run_exported
+from .coreml_file import check_coreml, read_coreml, write_coreml
 from .native import ort_library
 from .onnx_file import read_onnx, write_onnx, write_ort
+from .openvino_file import read_openvino, write_openvino
 from .precision import PRECISIONS
 
 SCRIPT = Path(__file__).with_name("script.py.txt")
@@ -43,6 +47,19 @@ class Format(NamedTuple):
     packages: tuple[str, ...] = ()  # of Python, to write it
     precisions: tuple[str, ...] = ("fp32",)
     library: Callable[[], Path] | None = None  # has the blocks and scans as operators; else they are of torch
+    rounding: tuple[str, ...] = ()  # precisions that round the inputs of layers, too
+    files: Callable[[Path], list[Path]] = lambda path: [path]  # that make up a file of this path
+    package: bool = False  # of Core ML: a folder, for one image of one size, in 8-bit pixels, that runs on macOS only
+    check: Callable[[nn.Module], None] = lambda model: None  # raises ValueError for a model that cannot be written
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this system has the runtime."""
+        return not self.package or sys.platform == "darwin"
+
+    def size(self, path: Path) -> str:
+        """The size of a file, in words."""
+        return f"{sum(file.stat().st_size for file in self.files(path)) / 1e6:.1f} MB"
 
     def libraries(self) -> list[Path]:
         """What a file needs beside its runtime."""
@@ -83,10 +100,17 @@ def read_pt2(path: Path) -> dict[str, str]:
 
 
 ONNX = dict(read=read_onnx, load=run_exported.load_onnx, packages=ONNX_PACKAGES, precisions=PRECISIONS)
+ORT = ONNX | dict(library=ort_library, rounding=("int8",))
+OPENVINO = dict(read=read_openvino, load=run_exported.load_openvino, packages=("openvino", *ONNX_PACKAGES[:2]))
+OPENVINO |= dict(precisions=PRECISIONS, rounding=("int8",), files=run_exported.openvino_files)
+COREML = dict(read=read_coreml, load=run_exported.load_coreml, packages=("coremltools",), precisions=("fp32", "fp16"))
+COREML |= dict(rounding=("fp16",), files=lambda path: [*path.rglob("*")], package=True, check=check_coreml)
 FORMATS = {
     "onnx": Format("ONNX", ".onnx", "onnxruntime, or another runtime of ONNX", write_onnx, **ONNX),
-    "ort": Format("ONNX with operators of vilonghorn", ".ort.onnx", ORT_NEEDS, write_ort, **ONNX, library=ort_library),
+    "ort": Format("ONNX with operators of vilonghorn", ".ort.onnx", ORT_NEEDS, write_ort, **ORT),
     "pt2": Format("torch.export", ".pt2", "torch", write_pt2, read_pt2, run_exported.load_pt2),
+    "openvino": Format("OpenVINO", ".xml", "openvino, and the .bin file beside it", write_openvino, **OPENVINO),
+    "coreml": Format("Core ML", ".mlpackage", "macOS 13, iOS 16 or later", write_coreml, **COREML),
 }
 
 
@@ -113,12 +137,12 @@ def summarize(path: Path) -> str:
         raise ValueError(f"{path} is not an exported file, expected a name that ends in one of {suffixes}")
     form = FORMATS[kind]
     try:
-        about = {name: json.loads(value) for name, value in form.read(path).items()}
+        about, size = {name: json.loads(value) for name, value in form.read(path).items()}, form.size(path)
         if "model" not in about:
             raise ValueError("it names no model")
     except Exception as error:  # of every kind that parsers of a damaged file raise
         reason = " ".join(str(error).split())
         raise ValueError(printable(f"{path} was not written by vilonghorn export, or is damaged: {reason}")) from error
-    lines = {"format": f"{form.title}, {path.stat().st_size / 1e6:.1f} MB", "needs": about.pop("needs", form.needs)}
+    lines = {"format": f"{form.title}, {size}", "needs": about.pop("needs", form.needs)}
     lines |= {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()}
     return "\n".join(printable(f"{name}: {value}") for name, value in lines.items())

@@ -1,16 +1,18 @@
 """Exports a model to a file that appears only after its outputs were compared with the model's."""
 
+import json
 import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..data.atomic_files import atomic_writes, explain_full_disk
+from ..data.atomic_files import atomic_folder, atomic_writes, explain_full_disk
 from ..data.image_file import printable
 from ..layers import Mixer
 from . import run_exported
@@ -20,7 +22,7 @@ from .formats import FORMATS, make_script
 from .precision import PRECISIONS, round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
-INT8_TOLERANCE = 0.1  # where the inputs of layers are rounded too
+ROUNDING_TOLERANCE = 0.1  # where the inputs of layers are rounded too
 
 logger = logging.getLogger(__name__)
 Errors = list[tuple[tuple[int, ...], float]]  # shape of the images and `max_error`, for each batch that was compared
@@ -31,20 +33,26 @@ class VerificationError(Exception):
 
 
 def export(
-    model: nn.Module, kind: str, path: Path, precision: str = "fp32", scan: str | None = None, script: bool = False
+    model: nn.Module,
+    kind: str,
+    path: Path,
+    precision: str = "fp32",
+    scan: str | None = None,
+    script: bool = False,
+    fixed: bool = False,
 ) -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
     The model is of `load_for_export`, `kind` one of `FORMATS`, `precision` of the weights one of `PRECISIONS`, `scan`
     one of `SCANS` (default: the faster one that the model and the format have); the folder of `path` exists.
     A file with short weights is compared with a model that has the same ones. With `script` the script that classifies
-    images with the file appears together with it.
+    images with the file appears together with it. With `fixed`, and for Core ML, the file takes one image of one size.
 
     Raises:
         VerificationError: as `verify`.
-        FileExistsError: there is a file of the script's name that `export` did not write.
+        FileExistsError: there is a file of the script's name that `export` did not write, or the folder for Core ML.
         ValueError: an unknown format or precision, a weight that is not finite or too large for float16, or a
-            format that takes float32 weights only; or scan "attention" of a model or a format that lacks it.
+            format that lacks it; scan "attention" of a model or a format that lacks it; or as `check_coreml`.
         ImportError: scan "attention", and onnxruntime is too old for it.
     """
     if kind not in FORMATS or precision not in PRECISIONS:
@@ -56,48 +64,71 @@ def export(
     if form.library and not has_backbone(model):
         raise ValueError(f"kind is {kind!r}, which is for models of this library; export with 'onnx' or 'pt2'")
     if precision not in form.precisions:
-        raise ValueError(f"precision is {precision!r}, expected 'fp32' with {kind!r}")
+        raise ValueError(f"precision is {precision!r}, expected {' or '.join(form.precisions)} with {kind!r}")
+    form.check(model)
     possible = kind == "onnx" and any(isinstance(m, Mixer) and m.rule == RULE for m in model.modules())
     scan = scan or ("attention" if possible else "standard")
     if scan not in SCANS or scan == "attention" and not possible:
         raise ValueError(f"--scan is {scan!r}, expected 'standard': 'attention' is for kind 'onnx' and rule {RULE!r}")
     if scan == "attention":
         check_runtime()
-    targets = [(path, "wb"), (form.script(path), "wb")] if script else [(path, "wb")]
+    if form.package and path.exists():
+        raise FileExistsError(f"{path}: exists; remove it or give another name")
+    targets, fixed = form.files(path) + [form.script(path)] * script, fixed or form.package
     model, has_operators = round_weights(model, precision), form.library is not None
-    tolerance = INT8_TOLERANCE if has_operators and precision == "int8" else TOLERANCE
+    tolerance = ROUNDING_TOLERANCE if precision in form.rounding else TOLERANCE
     logger.info("capturing the graph of the model")
-    program = capture(model, has_operators, precision, scan)
+    program = capture(model, has_operators, "fp32" if form.package else precision, scan, fixed)
     remedy = "export again, or elsewhere by --output"
-    with explain_full_disk(path, remedy), atomic_writes(*targets) as (file, *scripts):
+    place = atomic_folder(path) if form.package else atomic_writes(*((target, "wb") for target in targets))
+    with explain_full_disk(path, remedy), place as opened:
+        file = opened if isinstance(opened, Path) else Path(opened[0].name)
         logger.info("writing %s%s", printable(path.name), ": this takes a minute or more" * (kind == "pt2"))
-        form.write(program, Path(file.name), describe(model, precision, scan))
-        for beside in scripts:
-            beside.write(make_script(path.name))
-        logger.info("checking the file in a process without vilonghorn")
-        return verify(model, kind, Path(file.name), tolerance, batch_sizes(program))
+        form.write(program, file, describe(model, precision, scan))
+        if script:
+            opened[-1].write(make_script(path.name))
+        where = "a process without vilonghorn" if form.runs_here else "torch, before its conversion: no runtime here"
+        logger.info("checking the file in %s", where)
+        graph = None if form.runs_here else program.module()
+        return verify(model, kind, file, tolerance, batch_sizes(program), fixed, graph)
 
 
 def verify(
-    model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE, batches: Sequence[int] = BATCH_SIZES
+    model: nn.Module,
+    kind: str,
+    path: Path,
+    tolerance: float = TOLERANCE,
+    batches: Sequence[int] = BATCH_SIZES,
+    fixed: bool = False,
+    graph: Callable[[Tensor], Any] | None = None,
 ) -> Errors:
     """Compares a file with the model, in a process that cannot import this library.
 
-    The images have the model's own size and a wider one, in `batches`. Raises VerificationError if the
-    file does not run, or an error is not below `tolerance`.
+    The images have the model's own size and, unless `fixed`, a wider one, in `batches`; a `graph` is called in place of
+    the file. Raises VerificationError if the file does not run, or an error is not below `tolerance`.
     """
     generator = torch.Generator().manual_seed(0)
-    images = [torch.randn(b, *size, generator=generator) for size in compared_sizes(model) for b in batches]
-    inputs = BytesIO()
-    torch.save(images, inputs)
-    form = FORMATS[kind]
-    command = [sys.executable, run_exported.__file__, form.load.__name__, path, *form.libraries()]
-    process = subprocess.run(command, input=inputs.getvalue(), capture_output=True)
-    if process.returncode != 0:
-        last = (process.stderr.decode(errors="replace").strip() or f"exit status {process.returncode}").splitlines()[-1]
-        raise VerificationError(f"the exported file does not run without vilonghorn: {last}")
-    pairs = zip(images, torch.load(BytesIO(process.stdout)), strict=True)
-    errors = [(tuple(batch.shape), max_error(actual, model(batch))) for batch, actual in pairs]
+    sizes, form, inputs = compared_sizes(model)[: 1 if fixed else None], FORMATS[kind], BytesIO()
+    images = [torch.randn(b, *size, generator=generator) for size in sizes for b in batches]
+    expected = model
+    if form.package:
+        about = {name: json.loads(value) for name, value in describe(model).items()}
+        mean, std = (torch.tensor(about["preprocessing"][name])[:, None, None] for name in ("mean", "std"))
+        images = [((255 * (batch * std + mean)).clamp(0, 255).round() / 255 - mean) / std for batch in images]
+        if graph is None and about["classes"]:
+            expected = nn.Sequential(model, nn.Softmax(-1))
+    if graph is None:
+        torch.save(images, inputs)
+        command = [sys.executable, run_exported.__file__, form.load.__name__, path, *form.libraries()]
+        process = subprocess.run(command, input=inputs.getvalue(), capture_output=True)
+        if process.returncode != 0:
+            error = process.stderr.decode(errors="replace").strip() or f"exit status {process.returncode}"
+            raise VerificationError(f"the exported file does not run without vilonghorn: {error.splitlines()[-1]}")
+        outputs = torch.load(BytesIO(process.stdout))
+    else:
+        outputs = [graph(batch) for batch in images]
+    pairs = zip(images, outputs, strict=True)
+    errors = [(tuple(batch.shape), max_error(actual, expected(batch))) for batch, actual in pairs]
     shape, worst = max(errors, key=lambda pair: pair[1])
     if worst >= tolerance:
         found = f"differs from the model by {worst:.1e} on images of shape {shape}, expected less than {tolerance:g}"
