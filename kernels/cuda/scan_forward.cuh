@@ -98,8 +98,9 @@ template <int RULE, class T> struct Forward {
       }
     }
     if (!active) return;
-    const Warp warp(job, 0);  // again, so that no register holds it meanwhile
-    write_states(a, a.final_state, pass.direction * a.batch + warp.sequence, warp.tile * TILE + column, 0, s);
+    const Warp warp(job, threadIdx.y);  // again, so that no register holds it meanwhile
+    const int g = Pass(job, warp, pass.number).direction;
+    write_states(a, a.final_state, g * a.batch + warp.sequence, warp.tile * TILE + warp.lane * CHANNELS, 0, s);
   }
 
   // Starts the copies of a stage: the warp has finished with the buffers.
