@@ -315,13 +315,19 @@ def inner_costs(name: str, launches: Callable) -> dict[str, tuple[int, list[tupl
     labels = dict(
         forward="scan", backward="scan_backward", conv_forward="conv_silu", conv_backward="conv_silu_backward"
     )
+    labels |= dict(norm_backward="residual_norm_backward")
     functions = {name: recorded(getattr(cuda, name), label) for name, label in labels.items()}
     patches = mock.patch.multiple(cuda, **functions), mock.patch.object(triton._Launch, "run", launch)
     with torch.no_grad(), patches[0], patches[1], recorder:
         y, *saved = cuda.mamba_inner_forward(args, True)
         forward = cost()
         cuda.mamba_inner_backward(y, args, *saved)
-        return dict(mamba_inner_cuda=forward, mamba_inner_cuda_backward=cost())
+        backward = cost()
+        x = torch.zeros(shape, dtype=torch.bfloat16 if name.endswith(BF16) else torch.float32)
+        cuda.norm_backward(x.bfloat16(), x, x, block.norm.weight, block.norm.eps)
+        recorder.rows = [row for row in recorder.rows if row[0] in labels.values()]
+        inner = dict(mamba_inner_cuda=forward, mamba_inner_cuda_backward=backward)
+        return inner | dict(residual_norm_backward=cost())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -37,6 +37,7 @@ VL_DEVICE float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+VL_DEVICE float rsqrt_of(float x) { return rsqrtf(x); }
 VL_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 // A value that is the same in all lanes. The compiler then knows it, and keeps what follows from it in uniform
 // registers.

@@ -211,6 +211,7 @@ static inline float exp2_of(float x) { return exp2f(x); }
 static inline float log2_of(float x) { return log2f(x); }
 static inline float min_nan(float x, float limit) { return x > limit ? limit : x; }
 static inline float reciprocal(float x) { return 1.f / x; }
+static inline float rsqrt_of(float x) { return 1.f / sqrtf(x); }
 static inline int uniform(int value) { return value; }
 template <class T> static inline void pin(T &) {}
 static inline void wait_for_copies(size_t left = 0) {  // until so many copies are left, in any order

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 25 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 26 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
@@ -27,7 +27,7 @@ static inline int vl_rule(const char *name) {
   return VL_UNKNOWN_RULE;
 }
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2 };
-enum { VL_MAX_STATES = 64, VL_CUDA_MAX_STATES = 16, VL_MAX_CONV = 64 };
+enum { VL_MAX_STATES = 64, VL_CUDA_MAX_STATES = 16, VL_CUDA_MAX_NORM = 1024, VL_MAX_CONV = 64 };
 
 typedef struct {
   const void *data;
@@ -125,12 +125,14 @@ typedef struct {
   const void *x;      /* (batch, channels) */
   const void *weight; /* (channels) */
   void *y;
-  void *scale; /* (batch) float: written by forward, read by backward */
+  void *scale; /* CPU: (batch) float: written by forward, read by backward */
   /* backward only */
   const void *dy;
   const void *add; /* (batch, channels), optional: added to dx */
   void *dx;
-  void *dweight; /* (channels) */
+  void *dweight;    /* (channels) */
+  int32_t dy_dtype; /* CUDA: of dy; on the CPU it is `dtype` */
+  void *partials;   /* CUDA: (vl_cuda_norm_rows(), channels) floats of workspace */
 } VlNorm;
 
 /* out = a b + add for float matrices that are not empty. Each factor is contiguous along its rows or its columns. */
@@ -289,6 +291,10 @@ VL_EXPORT int vl_cuda_scan_backward(const VlScan *, int device, void *stream);
 VL_EXPORT int64_t vl_cuda_conv_rows(const VlConv *); /* the number of rows of `partials` */
 VL_EXPORT int vl_cuda_conv_forward(const VlConv *, int device, void *stream);
 VL_EXPORT int vl_cuda_conv_backward(const VlConv *, int device, void *stream);
+/* The norm has a backward only, for a multiple of four channels, up to VL_CUDA_MAX_NORM. Its tensors are contiguous and
+ * aligned to four elements; the weight and its gradient are float. */
+VL_EXPORT int64_t vl_cuda_norm_rows(const VlNorm *);
+VL_EXPORT int vl_cuda_norm_backward(const VlNorm *, int device, void *stream);
 #ifdef __cplusplus
 }
 #endif

@@ -13,11 +13,11 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 GATED = "stages.0.blocks.0"  # of `vilonghornv2_tiny`: a block without a scan
 GATED_BF16 = GATED + ", bf16"  # with a residual stream in bfloat16
 # Upper limits, reached with torch 2.11 and 2.15: launches, million bytes beside the scan.
-LIMITS = {("longhorn", "forward"): (11, 300), ("longhorn", "backward"): (23, 569)}
-LIMITS |= {(GATED, "forward"): (6, 619), (GATED, "backward"): (10, 966)}
-LIMITS |= {(GATED_BF16, "forward"): (6, 503), (GATED_BF16, "backward"): (9, 735)}
-KEPT = {"longhorn": 249, GATED: 233, GATED_BF16: 195}  # million bytes that a block keeps for backward
-# Inside the operator of a mixer: 8 of the first pad a rank; of the second one sums the weights' gradients.
+LIMITS = {("longhorn", "forward"): (11, 300), ("longhorn", "backward"): (22, 539)}
+LIMITS |= {(GATED, "forward"): (6, 617), (GATED, "backward"): (10, 964)}
+LIMITS |= {(GATED_BF16, "forward"): (6, 502), (GATED_BF16, "backward"): (9, 733)}
+KEPT = {"longhorn": 249, GATED: 232, GATED_BF16: 193}  # million bytes that a block keeps for backward
+# Inside the operator of a mixer. With a scan, 8 pad a rank. Backward, one sums the weights' gradients.
 LAUNCH_LIMITS = {("longhorn", "forward"): 6, ("longhorn", "backward"): 14}
 LAUNCH_LIMITS |= {(block, "forward"): 1 for block in (GATED, GATED_BF16)}
 LAUNCH_LIMITS |= {(block, "backward"): 2 for block in (GATED, GATED_BF16)}
@@ -40,9 +40,10 @@ def rows():
 def test_a_training_block_launches_no_more_and_moves_no_more_bytes(rows):
     for row in (row for row in rows if "launches" in row):
         launches, mb = LIMITS[row["block"], row["pass"]]
+        suffix = "_backward" if row["pass"] == "backward" else ""
         assert row["launches"] <= launches and row["mb"] <= mb, row
-        [(name, count)] = row["inner"].items()
-        assert name.startswith("mamba_inner_cuda") and count <= LAUNCH_LIMITS[row["block"], row["pass"]], row
+        norm, mixer = (row["inner"].pop(name, 0) for name in ("residual_norm_backward", f"mamba_inner_cuda{suffix}"))
+        assert norm <= 2 and 0 < mixer <= LAUNCH_LIMITS[row["block"], row["pass"]] and not row["inner"], row
         assert row["mb"] == pytest.approx(sum(mb for name, mb, _ in row["kernels"] if "scan" not in name), rel=1e-3)
 
 

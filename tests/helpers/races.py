@@ -54,7 +54,8 @@ def find(kernels: Path) -> str:
     """The first race, as FILE:LINE of the functions on both stacks, or an empty string."""
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/libemulated.so"
-        sources = ["-include", kernels / "cuda/scan.cu", "-x", "c++", kernels / "cuda/conv.cu"]
+        *included, source = map(str, sorted((kernels / "cuda").glob("*.cu")))
+        sources = [*(f"-include{path}" for path in included), "-x", "c++", source]
         subprocess.run(["g++", *FLAGS, "-fsanitize=thread", "-g", *sources, "-o", library], check=True)
         runtime = subprocess.check_output(["g++", "-print-file-name=libtsan.so"], text=True).strip()
         environment = os.environ | dict(LD_PRELOAD=runtime, TSAN_OPTIONS="exitcode=66 halt_on_error=1")

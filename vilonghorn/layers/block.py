@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from . import fast_block
 from .mixer import Mixer, State
-from .norm import RMSNorm
+from .norm import RMSNorm, residual_norm
 
 
 class Block(nn.Module):
@@ -73,10 +73,16 @@ class Block(nn.Module):
             y = fast_block.run(self, x, grid)  # the same in fewer calls, or None
             if y is not None:
                 return y
-        normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
+        if torch.jit.is_scripting():
+            normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
+        else:
+            x, normed = residual_norm(self.norm, x)
         x = x + self.drop_path(self._mix(normed, grid, valid))
         if self.mlp is not None and self.norm2 is not None:
-            normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
+            if torch.jit.is_scripting():
+                normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
+            else:
+                x, normed = residual_norm(self.norm2, x)
             x = x + self.drop_path(self.mlp(normed))
         return x
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .arguments import NormArguments
-from .backends import cpu
+from .backends import cpu, cuda
 from .register import register_op
 from .validate import DTYPES
 
@@ -22,6 +22,35 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
         validate_norm(NormArguments(x, weight, eps))
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
     return run_norm(NormArguments(x, weight, eps))
+
+
+class ResidualNorm(torch.autograd.Function):
+    """x itself, and its `rms_norm` in `dtype`. A kernel of the CUDA library adds the gradients of both.
+
+    Call it where `cuda.takes_norm`. Its forward is torch's, which compilers fuse with what is before it.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # noqa: D102
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return x.view_as(x), F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(dtype)
+
+    @staticmethod
+    def backward(ctx, dx: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: D102
+        return *torch.ops.vilonghorn.residual_norm_backward(dy, dx, *ctx.saved_tensors, ctx.eps), None, None
+
+
+torch.library.define(
+    "vilonghorn::residual_norm_backward",
+    "(Tensor dy, Tensor dx, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.impl("vilonghorn::residual_norm_backward", "default", cuda.norm_backward)
+torch.library.register_fake(
+    "vilonghorn::residual_norm_backward",
+    lambda dy, dx, x, weight, eps: (torch.empty_like(x), torch.empty_like(weight)),
+)
 
 
 def validate_norm(args: NormArguments) -> None:

@@ -1,4 +1,4 @@
-"""The CUDA convolution compiles without a GPU, keeps its values in registers, and issues few instructions."""
+"""The CUDA convolution and norm compile without a GPU, with their values in registers and few instructions."""
 
 import re
 import shutil
@@ -21,13 +21,16 @@ VECTOR = {"forward": 4, "backward": 2}  # channels of a thread
 STEPS = 4  # tokens of a turn of the loop
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    cubin = tmp_path_factory.mktemp("conv") / "conv.cubin"
-    source = ROOT / "kernels" / "cuda" / "conv.cu"
+def compile_kernels(name, folder):
+    source, cubin = ROOT / "kernels" / "cuda" / f"{name}.cu", folder / f"{name}.cubin"
     command = ["nvcc", "-std=c++17", "-O3", "-cubin", "-arch=sm_90", str(source), "-o", str(cubin)]
     subprocess.run(command, check=True)
     return compiled.disassemble(cubin)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    return compile_kernels("conv", tmp_path_factory.mktemp("conv"))
 
 
 def straight_runs(kernel) -> list[list[str]]:
@@ -65,3 +68,12 @@ def test_a_step_over_the_grid_issues_few_instructions(kernels, name, vector, lim
     [kernel] = [k for symbol, k in kernels.items() if f"conv_grid_{name}I13__nv_bfloat16Li{vector}E" in symbol]
     loops = [i - to + 1 for i, to in kernel.branches() if to < i]
     assert max(loops) / (GRID_ROWS * vector) <= limit
+
+
+def test_the_kernels_of_the_norm_spill_nothing(tmp_path):
+    kernels = compile_kernels("norm", tmp_path)
+    assert len(kernels) == 2 * 2 * 5 + 1  # two dtypes of the stream, two of the gradient, five widths; the reduction
+    for symbol, kernel in kernels.items():
+        assert kernel.resources["stack"] == kernel.resources["local"] == 0, symbol
+        wide = "Li4EE" in symbol or "Li8EE" in symbol  # more than 256 channels
+        assert kernel.resources["registers"] <= (200 if wide else 64), symbol

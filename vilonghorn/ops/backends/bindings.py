@@ -21,10 +21,10 @@ from ... import __version__
 from ..arguments import CHANNELS_FIRST, LAYOUTS, BlockArguments, ConvArguments, ScanArguments, by_channel, named_tensors
 from ..rules import NO_RULE, RULES
 
-ABI = 25  # VL_ABI
+ABI = 26  # VL_ABI
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # in the order of VL_FLOAT32, ...
+DTYPE_NUMBERS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}  # VL_FLOAT32, ...
 
 
 def library_path(name: str) -> Path:
@@ -132,7 +132,14 @@ MAMBA_INNER = Struct(  # `dxz` is the gradient of the mixer's input, VlMambaInne
     "P conv_weight conv_bias x_proj dt_proj drop_scales projected",
     "P dprojected dxz dconv_weight dconv_bias dx_proj ddt_proj",
 )
-NORM = Struct("q batch channels", "i dtype threads", "d eps", "P x weight y scale dy add dx dweight")
+NORM = Struct(
+    "q batch channels",
+    "i dtype threads",
+    "d eps",
+    "P x weight y scale dy add dx dweight",
+    "i dy_dtype",
+    "P partials",
+)
 CONV = Struct(
     "q directions batch length channels d_conv channel_splits",
     "i dtype threads",
@@ -187,7 +194,7 @@ class Params:
         self.struct, self.dtype, self.device = struct, dtype, device
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32  # of all but activations
         self.tensors: list[Tensor] = []  # the struct holds only their addresses
-        self.fields: dict[str, Any] = {"dtype": _DTYPES.index(dtype), **fields}
+        self.fields: dict[str, Any] = {"dtype": DTYPE_NUMBERS[dtype], **fields}
 
     def pack(self) -> bytes:
         """The struct, which is valid as long as these parameters are held."""

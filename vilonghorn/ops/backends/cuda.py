@@ -18,7 +18,7 @@ from .._torch import raw_stream
 from ..arguments import ConvArguments, MambaInnerArguments, MixerWeights, ScanArguments, Sizes, tensors
 from ..rules import NO_RULE, kernel_state_dtype
 from . import triton
-from .bindings import Params, ScanParams, conv_params, open_library
+from .bindings import DTYPE_NUMBERS, NORM, Params, ScanParams, conv_params, open_library
 
 NAME = "cuda"
 STATE_EVERY = 8  # steps between two saved states
@@ -29,6 +29,7 @@ ALIGNMENT = 16  # bytes that kernels read of saved states in one access
 # k and q, which lie in the same rows, number by number.
 RANK_MULTIPLE = 16
 MAX_DIRECTIONS = 64
+MAX_NORM = 1024  # VL_CUDA_MAX_NORM
 GRID_FILTER = (3, 3)  # the only one with kernels
 MAX_STRIDE = 2**31 - 1
 DTYPES = (torch.float32, torch.bfloat16)
@@ -44,10 +45,10 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Sets the argument and result types other than int."""
     library.vl_cuda_error.restype = ctypes.c_char_p
-    library.vl_cuda_scan_partials.restype = library.vl_cuda_conv_rows.restype = ctypes.c_int64
-    for operator in ("scan", "conv"):
-        for step in ("forward", "backward"):
-            getattr(library, f"vl_cuda_{operator}_{step}").argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    for size in ("scan_partials", "conv_rows", "norm_rows"):
+        getattr(library, f"vl_cuda_{size}").restype = ctypes.c_int64
+    for kernel in ("scan_forward", "scan_backward", "conv_forward", "conv_backward", "norm_backward"):
+        getattr(library, f"vl_cuda_{kernel}").argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     return library
 
 
@@ -141,6 +142,27 @@ def conv_backward(
         params.output("sums", args.x.shape, torch.float32)
     _queue("conv_silu", library.vl_cuda_conv_backward, params)
     return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
+
+
+def takes_norm(x: Tensor, weight: Tensor) -> bool:
+    """Whether `norm_backward` has a kernel: rows of a multiple of four channels, up to MAX_NORM, and a float weight."""
+    return x.shape[-1] % 4 == 0 and x.shape[-1] <= MAX_NORM and x.numel() > 0 and weight.dtype == torch.float32
+
+
+def norm_backward(dy: Tensor, dx: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """dx and the gradient of x, added, and that of weight, for the gradient dy of `rms_norm`(x, weight, eps)."""
+    channels, library = x.shape[-1], _open()[0]
+    sizes = dict(batch=x.numel() // channels, channels=channels, eps=eps, dy_dtype=DTYPE_NUMBERS[dy.dtype])
+    params = Params(NORM, x.dtype, x.device, **sizes)
+    given = dict(dy=dy, add=dx, x=x)
+    for name, t in given.items():
+        t = t.contiguous()
+        params.pointer(name, t if t.data_ptr() % (4 * t.itemsize) == 0 else t.clone())
+    params.parameter("weight", weight)
+    out, dweight = params.output("dx", x.shape), params.output("dweight", weight.shape, torch.float32)
+    params.output("partials", (library.vl_cuda_norm_rows(params.pack()), channels), torch.float32)
+    _queue("rms_norm", library.vl_cuda_norm_backward, params)
+    return out, dweight
 
 
 def takes_sizes(sizes: Sizes) -> bool:
