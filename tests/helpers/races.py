@@ -29,7 +29,7 @@ REVERSE = {1: (False,), 2: (False, True), 3: (False, True, True), 4: (True,) * 4
 
 
 def run(library: str) -> None:
-    """Forward and backward of scans, mixers and convolutions."""
+    """Forward and backward of scans, mixers, norms and convolutions."""
     kernels = cuda.declare(ctypes.CDLL(library))
     cuda._open, cuda.unavailable, cpu._reason = lambda: (kernels, None), lambda *_: None, "not built"
     cuda._call = lambda function, device, *structs: function(*structs, 0, None)
@@ -43,6 +43,7 @@ def run(library: str) -> None:
             values = mixer_inputs(G, 1, 21, 34, 5, 2, 9, rule=rule, heads=heads, filters=grid and (3, 3))
             mixer = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
             value_and_grads(mixer, values, rule=rule, reverse=REVERSE[G], grid=grid)
+    cuda.norm_backward(*(torch.ones(70, 48) for _ in range(3)), torch.ones(48), 1e-5)
     values = mixer_inputs(1, 1, 27, 10, 1, 1, 9, rule="none", filters=(3, 3))
     gated = partial(mamba_inner, x_proj=None, dt_proj=None, dt_bias=None, A=None, D=None)
     value_and_grads(gated, values, rule="none", reverse=(False,), grid=(9, 3))

@@ -16,6 +16,7 @@ from oracle import (
     inputs,
     mixer,
     mixer_inputs,
+    rms_norm,
     value_and_grads,
 )
 
@@ -152,6 +153,19 @@ def test_a_gated_convolution_agrees_with_the_oracle(B, D, rows, columns, tokens,
     run = partial(mamba_inner, x_proj=None, dt_proj=None, dt_bias=None, A=None, D=None)
     options = dict(rule="none", reverse=(False,), grid=(rows, columns))
     compare(run, values, max(TOLERANCE[dtype], 1e-5), "cuda", mixer, **options)
+
+
+@pytest.mark.skipif("cuda" not in BACKENDS, reason="the CUDA library is not ready")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows, channels", [(3136, 48), (25216, 192), (77, 768)])
+def test_the_backward_of_a_norm_agrees_with_float64(rows, channels, dtype):
+    x, dx, dy = (torch.randn(rows, channels, device="cuda").to(dtype) for _ in range(3))
+    weight = torch.randn(channels, device="cuda")
+    exact = [t.double().requires_grad_() for t in (x, weight)]
+    y = rms_norm(*exact, 1e-5)
+    expected = torch.autograd.grad([exact[0], y], exact, [dx.double(), dy.double()])
+    found = BY_NAME["cuda"].norm_backward(dy, dx, x, weight, 1e-5)
+    assert error(found[0], expected[0]) < TOLERANCE[dtype] and error(found[1], expected[1]) < 1e-5
 
 
 def step_of(block, x):
