@@ -29,6 +29,10 @@ def conv(x, weight, bias, strides, pad_type, pad, dilations, groups):
     return F.conv2d(x, weight, bias, strides.tolist(), dilation=dilations.tolist(), groups=groups)
 
 
+def batch_norm(x, mean, variance, epsilon):
+    return (x - mean[:, None, None]) / (variance + epsilon).sqrt()[:, None, None]
+
+
 def pad(x, pad, mode, constant_val):
     pairs = pad.view(-1, 2).flip(0).flatten().tolist()  # torch begins with the last dimension
     return F.pad(x, pairs, mode=mode, value=float(constant_val))
@@ -76,7 +80,7 @@ OPERATORS = dict(
     cast=lambda x, dtype: x.to({"fp16": torch.float16, "fp32": torch.float32}[dtype]),
     identity=lambda x: x,
     classify=lambda probabilities, classes: (classes, probabilities),
-    **{f.__name__: f for f in (slice_by_index, conv, pad, concat, matmul, expand_dims, band_part)},
+    **{f.__name__: f for f in (slice_by_index, batch_norm, conv, pad, concat, matmul, expand_dims, band_part)},
 )
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import ExportedProgram
 
 from ..layers import Mixer
@@ -19,21 +19,6 @@ from .attention import RULE
 from .capture import input_shape
 
 logging.getLogger("coremltools").setLevel(logging.ERROR)  # its warnings are about other converters, and the system
-
-
-class Served(nn.Module):
-    """A captured model for pixels from 0 to 1; with `classes` it returns probabilities."""
-
-    def __init__(self, model: nn.Module, preprocessing: dict[str, Any], classes: bool) -> None:
-        super().__init__()
-        self.model, self.classes = model, classes
-        for name in ("mean", "std"):
-            self.register_buffer(name, torch.tensor(preprocessing[name])[:, None, None])
-
-    def forward(self, pixels: Tensor) -> Any:
-        """(1, 3, H, W) pixels to logits, probabilities or maps."""
-        outputs = self.model((pixels - self.mean) / self.std)
-        return outputs.softmax(-1) if self.classes else outputs
 
 
 def check_coreml(model: nn.Module) -> None:
@@ -56,7 +41,10 @@ def write_coreml(program: ExportedProgram, path: Path, metadata: dict[str, str])
     """
     about = {name: json.loads(value) for name, value in metadata.items()}
     names, classes = [feature["name"] for feature in about.get("features", [])] or ["output"], about["classes"]
-    served, shape = Served(program.module(), about["preprocessing"], bool(classes)), tuple(input_shape(program))
+    mean, std = (torch.tensor(about["preprocessing"][name]) for name in ("mean", "std"))
+    normalise, shape = nn.BatchNorm2d(3, eps=0, affine=False).eval(), tuple(input_shape(program))
+    normalise.load_state_dict(dict(running_mean=mean, running_var=std.square()), strict=False)
+    served = nn.Sequential(normalise, program.module(), *[nn.Softmax(-1)] * bool(classes))  # of pixels from 0 to 1
     with torch.no_grad(), redirect_stderr(StringIO()), TemporaryDirectory() as folder:  # it draws bars
         import coremltools as ct
 

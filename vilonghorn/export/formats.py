@@ -31,7 +31,7 @@ COPIED = "FORMATS MIN_SIDE PHOTOMETRIC WHITE_IS_ZERO PNG_SCALE TURNS printable a
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 ORT_NEEDS = (
     "onnxruntime 1.17 or later, and libvilonghorn_cpu of this version, registered with the session before it opens the "
-    "file. Where it is not, onnxruntime says: vilonghorn:Block(-1) is not a registered function/op (or Stem, or another)"
+    "file. Where it is not, onnxruntime says: vilonghorn:Block(-1) is not a registered function/op (or Stem, or more)"
 )
 
 

@@ -38,17 +38,13 @@ def model_info(metadata: dict[str, str]) -> dict[str, str]:
     https://github.com/open-edge-platform/model_api/blob/master/docs/model-configuration.md has the names and values. A
     space separates the names of classes, so that one within a name becomes "_". There is no crop_pct.
     """
-    about = {name: json.loads(value) for name, value in metadata.items()}
-    cfg = about["preprocessing"]
-    mean, std = ([round(255 * value, 4) for value in cfg[name]] for name in ("mean", "std"))
-    found = dict(mean_values=" ".join(map(str, mean)), scale_values=" ".join(map(str, std)))
-    found |= dict(resize_type=RESIZE_TYPES[cfg["crop_mode"]], pad_value=str(round(mean[0])))
-    found |= dict(reverse_input_channels="False", model_type="Classification")
+    cfg, classes = (json.loads(metadata[name]) for name in ("preprocessing", "classes"))
+    mean, std = (" ".join(f"{round(255 * value, 4)}" for value in cfg[name]) for name in ("mean", "std"))
+    found = dict(model_type="Classification", mean_values=mean, scale_values=std, reverse_input_channels="False")
+    found |= dict(resize_type=RESIZE_TYPES[cfg["crop_mode"]], pad_value=f"{255 * cfg['mean'][0]:.0f}")
     if cfg["interpolation"] in INTERPOLATIONS:
         found["interpolation_mode"] = INTERPOLATIONS[cfg["interpolation"]]
-    if about["classes"]:
-        found["labels"] = " ".join("_".join(name.split()) for name in about["classes"])
-    return found
+    return found | (dict(labels=" ".join("_".join(name.split()) for name in classes)) if classes else {})
 
 
 def read_openvino(path: Path) -> dict[str, str]:
