@@ -324,7 +324,7 @@ def inner_costs(name: str, launches: Callable) -> dict[str, tuple[int, list[tupl
         cuda.mamba_inner_backward(y, args, *saved)
         backward = cost()
         x = torch.zeros(shape, dtype=torch.bfloat16 if name.endswith(BF16) else torch.float32)
-        cuda.norm_backward(x.bfloat16(), x, x, block.norm.weight, block.norm.eps)
+        cuda.norm_backward(x.bfloat16(), x.clone(), x, block.norm.weight, block.norm.eps)
         recorder.rows = [row for row in recorder.rows if row[0] in labels.values()]
         inner = dict(mamba_inner_cuda=forward, mamba_inner_cuda_backward=backward)
         return inner | dict(residual_norm_backward=cost())

@@ -1,6 +1,9 @@
 """What a block asks of a GPU, on tensors that only claim to be there or on a CPU without its library."""
 
+from collections import Counter
+
 import pytest
+import timm
 import torch
 from oracle import KERNEL_RULES
 from torch._subclasses import FakeTensorMode
@@ -47,6 +50,35 @@ def test_under_autocast_activations_are_bfloat16_and_parameters_of_gates_float32
     assert {t.dtype for t in (u, dt, k, q, z)} == {torch.bfloat16}
     assert {t.dtype for t in (A, D, dt_bias) if t is not None} == {torch.float32}
     assert {t.dtype for t in (y, *grads)} == {torch.float32} and all(t.isfinite().all() for t in grads)
+
+
+class Conversions(TorchDispatchMode):
+    """Counts how often each parameter of a module is converted to another dtype, alone or joined to others."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.names = {parameter.data_ptr(): name for name, parameter in module.named_parameters()}
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        if function is torch.ops.aten.cat.default:
+            self.counts.update(self.names[t.data_ptr()] for t in args[0] if t.data_ptr() in self.names)
+        elif function is torch.ops.aten._to_copy.default and args[0].dtype != result.dtype:
+            self.counts[self.names.get(args[0].data_ptr(), "other")] += 1
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:vilonghorn scans")
+def test_under_autocast_no_weight_is_converted_twice_in_a_step(monkeypatch):
+    monkeypatch.setattr(native, "_reason", "not built")
+    model = timm.create_model("vilonghornv2_nano", img_size=32, num_classes=3)
+    with Conversions(model) as conversions, torch.autocast("cpu", torch.bfloat16):
+        loss = model(torch.ones(1, 3, 32, 32)).sum()
+        loss.backward()
+    del conversions.counts["other"]
+    assert {"stages.0.blocks.0.mixer.in_proj.weight", "stages.2.blocks.0.mlp.fc1.weight"} < conversions.counts.keys()
+    assert max(conversions.counts.values()) == 1
 
 
 @pytest.mark.filterwarnings("ignore:vilonghorn scans")
