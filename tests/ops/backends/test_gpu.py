@@ -168,6 +168,36 @@ def test_the_backward_of_a_norm_agrees_with_float64(rows, channels, dtype):
     assert error(found[0], expected[0]) < TOLERANCE[dtype] and error(found[1], expected[1]) < 1e-5
 
 
+@pytest.mark.parametrize("shape, heads, grid", [MIXERS[1], MIXERS[5]], ids=str)
+def test_a_mixer_without_the_cuda_library_agrees_with_the_oracle(shape, heads, grid, monkeypatch):
+    monkeypatch.setattr(BY_NAME["cuda"], "unavailable", lambda *_: "switched off")
+    values = mixer_inputs(*shape, rule="longhorn_exact", heads=heads, filters=(3, 3) if grid else None)
+    options = dict(rule="longhorn_exact", reverse=(False, True)[: shape[0]], grid=grid)
+    compare(partial(mamba_inner, A=None), values, 1e-5, "cuda", mixer, **options)
+
+
+@pytest.mark.parametrize("heads", [1, None], ids=["chunks", "tokens"])
+@pytest.mark.parametrize("B, L, D", [(70_000, 3, 4), (2_100, 16_384, 64)], ids=["batch", "elements"])
+def test_more_sequences_than_a_grid_axis_or_32_bits_can_count(B, L, D, heads, backend):
+    """The first and the last sequences are as if alone."""
+    if heads and backend == "cuda":
+        pytest.skip("chunks run on Triton")
+    make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+    values = dict(x=make(1, B, L, D), dt=make(1, B, L, heads or D), k=make(1, B, L, 4), q=make(1, B, L, 4))
+    run = partial(scan, rule="longhorn_exact", backend=backend)
+    with torch.set_grad_enabled(L < 100):
+        leaves = {name: value.requires_grad_(L < 100) for name, value in values.items()}
+        y = run(**leaves)
+        for part in (slice(0, 2), slice(B - 2, B)):
+            few = {name: value[:, part].detach().requires_grad_(L < 100) for name, value in leaves.items()}
+            alone = run(**few)
+            assert error(y[:, part].detach(), alone.detach()) < 1e-6
+            if L < 100:
+                wanted = torch.autograd.grad(alone.float().sum(), [*few.values()])
+                found = torch.autograd.grad(y.float().sum(), [*leaves.values()], retain_graph=True)
+                assert all(error(f[:, part], w) < 1e-2 for f, w in zip(found, wanted))
+
+
 def step_of(block, x):
     """Output and gradients of a block under autocast."""
     with torch.autocast("cuda", torch.bfloat16):
@@ -186,6 +216,7 @@ def test_a_captured_training_step_gives_the_bits_of_an_eager_one(family):
     torch.manual_seed(0)
     block, x = Block(192, **BLOCKS[family]).cuda(), torch.randn(4, 196, 192, device="cuda", requires_grad=True)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             expected = step_of(block, x)
@@ -216,3 +247,36 @@ def test_a_model_trains_as_on_the_cpu(name, device, monkeypatch):
     on_cpu, on_gpu = results
     errors = {n: error(on_gpu[n].cpu(), on_cpu[n]) for n in on_cpu}
     assert max(errors.values()) < 1e-3, {n: f"{e:.1e}" for n, e in errors.items() if e >= 1e-3}
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghornv2_nano"])
+def test_a_model_in_bfloat16_is_as_close_to_float32_as_on_the_cpu(name):
+    torch.manual_seed(0)
+    model, images = timm.create_model(name, img_size=64, num_classes=5), torch.randn(4, 3, 64, 64)
+    found = {}
+    for place, enabled in (("cpu", False), ("cpu", True), ("cuda", True)):
+        model.to(place).zero_grad()
+        with torch.autocast(place, torch.bfloat16, enabled=enabled):
+            logits = model(images.to(place)).float()
+        logits.square().sum().backward()
+        grads = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters()])
+        found[place, enabled] = logits.detach().cpu(), grads
+    exact, on_cpu, on_gpu = found.values()
+    for gpu, cpu, truth in zip(on_gpu, on_cpu, exact):
+        assert error(gpu, truth) < 2 * error(cpu, truth) + 1e-3
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_model_makes_the_updates_of_an_eager_one(mode):
+    weights = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = timm.create_model("vilonghornv2_nano", img_size=64, num_classes=5).cuda()
+        optimizer, images = torch.optim.SGD(model.parameters(), 1e-2), torch.randn(4, 3, 64, 64, device="cuda")
+        forward = torch.compile(model, mode=mode) if compiled else model
+        for _ in range(3):
+            forward(images).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert error(weights[1], weights[0]) < 1e-3
