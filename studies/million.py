@@ -1,11 +1,11 @@
 """Mosaics of up to 2^20 tiles through the models of the study `million`: accuracy, time and memory.
 
-    python studies/million.py cost                          # one image of 2^10 to 2^20 tiles, random weights
+    python studies/million.py cost [exact mamba ...]        # one image of 2^10 to 2^20 tiles, random weights
     python studies/million.py accuracy [exact mamba ...]    # after: python studies/study million
 
-Recurrences read an image in pieces, `Reader.stream`, and make and embed each piece when it is read. What grows with the
-image are 8 bytes for each tile, its number among the digits, and a state for each piece. Attention reads the whole
-image. A finished row of results/million_streams.json is not run again. One thread.
+Recurrences read an image in pieces, and make and embed each piece when it is read. What grows with the image are 8
+bytes for each tile, its number among the digits, and states for each piece. Attention reads the whole image. A
+finished row of results/million_streams.json is not run again. One thread.
 """
 
 import json
@@ -13,12 +13,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
-from study.mixers import MIXERS, Attention, Reader
-from study.plan import Cell, match_size, read_study
+from study import mixers
+from study.plan import Cell, data_arguments, match_size, read_study
 from study.results import read_report
 from study.tasks import Recall
 from study.training import run_directory
@@ -27,12 +29,14 @@ from torch import Tensor
 from interleaved import peak_bytes  # isort: skip  (study puts benchmarks/ on the path)
 from vilonghorn.data.atomic_files import write_json
 from vilonghorn.engine import load_run
+from vilonghorn.models.vim import VisionSSM
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "results" / "million_streams.json"
+RUNS = ROOT / "runs" / "studies" / "million"
 PIECE, BATCH = 1024, 8  # tiles of an image and images that are read at a time
-IMAGES = {2**12: 256, 2**14: 64, 2**16: 32, 2**18: 16, 2**20: 8}  # for each seed
-FEWER = {2**12: 48, 2**14: 8, 2**16: 2}  # of attention
+IMAGES = {2**12: 128, 2**14: 32, 2**16: 16, 2**18: 4, 2**20: 1}  # for each seed
+FEWER = {2**12: 48, 2**14: 4}  # of attention
 COSTS = [2**power for power in range(10, 21, 2)]
 LONGEST = 2**16  # of attention
 
@@ -48,52 +52,53 @@ def normalize(pixels: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def stream(model: Reader, task: Recall, indices: range, piece: int = PIECE) -> tuple[Tensor, Tensor]:
+def in_pieces(model: VisionSSM, task: Recall, indices: range, piece: int = PIECE) -> tuple[Tensor, Tensor]:
     """Logits, (images, classes), and labels of some mosaics, read in pieces."""
     layouts = [task.mosaic(i) for i in indices]
 
     def tiles(start: int, stop: int) -> Tensor:
         return normalize(torch.stack([torch.from_numpy(task.pixels(layout, start, stop)) for layout in layouts]))
 
-    return model.stream(tiles, task.grid**2, piece), torch.tensor([layout.label for layout in layouts])
+    return mixers.stream(model, tiles, task.grid**2, piece), torch.tensor([layout.label for layout in layouts])
 
 
 @torch.inference_mode()
-def whole(model: Reader, task: Recall, indices: range) -> tuple[Tensor, Tensor]:
-    """As `stream`, each image at once."""
+def whole(model: VisionSSM, task: Recall, indices: range) -> tuple[Tensor, Tensor]:
+    """As `in_pieces`, each image at once."""
+    model.set_input_size(img_size=task.side)
     images, labels = zip(*(task[i] for i in indices))
     return torch.cat([model(normalize(torch.from_numpy(image))[None]) for image in images]), torch.tensor(labels)
 
 
-def is_attention(mixer: str) -> bool:
-    """Whether the mixer keeps all tokens."""
-    return issubclass(MIXERS.get(mixer, Reader), Attention)
+def is_attention(kwargs: dict[str, Any]) -> bool:
+    """Whether the mixer of a model with these arguments keeps all tokens."""
+    return issubclass(mixers.MIXERS.get(kwargs.get("mixer"), mixers.Causal), mixers.Attention)
 
 
-def right(model: Reader, mixer: str, tiles: int, count: int) -> int:
+def right(model: VisionSSM, attention: bool, tiles: int, count: int) -> int:
     """Number of right answers."""
-    task, found, read = mosaics(tiles, count), 0, whole if is_attention(mixer) else stream
+    task, found = mosaics(tiles, count), 0
     for start in range(0, count, BATCH):
-        logits, labels = read(model, task, range(start, min(count, start + BATCH)))
+        logits, labels = (whole if attention else in_pieces)(model, task, range(start, min(count, start + BATCH)))
         found += int((logits.argmax(1) == labels).sum())
     return found
 
 
-def cost(mixer: str, embed_dim: int, tiles: int) -> dict[str, float]:
-    """Seconds of one image, and the peak of this process's memory above that before, in MB."""
+def cost(name: str, kwargs: dict[str, Any], tiles: int) -> dict[str, float]:
+    """Processor seconds of one image, and the peak of this process's memory above that before, in MB."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, read = Reader(mixer, 10, embed_dim=embed_dim).eval(), whole if is_attention(mixer) else stream
+    model, read = timm.create_model(name, **kwargs).eval(), whole if is_attention(kwargs) else in_pieces
     read(model, mosaics(PIECE, 1), range(1))  # loads libraries
     peak_bytes()
-    before, start = peak_bytes(), time.perf_counter()
+    before, start = peak_bytes(), time.process_time()
     read(model, mosaics(tiles, 1), range(1))
-    return {"seconds": round(time.perf_counter() - start, 3), "mb": round((peak_bytes() - before) / 1e6, 2)}
+    return {"seconds": round(time.process_time() - start, 3), "mb": round((peak_bytes() - before) / 1e6, 2)}
 
 
-def measure_cost(mixer: str, embed_dim: int, tiles: int) -> dict[str, float]:
+def measure_cost(*arguments: Any) -> dict[str, float]:
     """`cost` in a process of its own, where glibc gives freed blocks back."""
-    code = f"import json, million; print(json.dumps(million.cost({mixer!r}, {embed_dim}, {tiles})))"
+    code = f"import json, million; print(json.dumps(million.cost(*{arguments!r})))"
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, env=env, check=True, capture_output=True, text=True
@@ -117,27 +122,34 @@ def is_missing(**key: Any) -> bool:
     return not any(key.items() <= row.items() for row in read_rows())
 
 
+def best_runs(cells: Sequence[dict[str, Any]], name: str) -> dict[int, dict[str, Any]]:
+    """The runs of a candidate by seed, at the rate whose first seed has the best validation accuracy so far."""
+    runs = [cell for cell in cells if cell["candidate"] == name and cell["tests"]]
+    rates = {cell["rate"]: cell["val"]["top1"] for cell in runs if cell["seed"] == 1}
+    best = max(rates, key=rates.__getitem__, default=None)
+    return {cell["seed"]: cell for cell in runs if cell["rate"] == best}
+
+
 def main(command: str, names: list[str]) -> None:
     """Adds the rows that are missing."""
     torch.set_num_threads(1)
     study = read_study(ROOT / "studies" / "plans" / "million.yaml")
     for name in names or study.candidates:
         kwargs, _ = match_size(study, "million", name)
-        mixer = kwargs["mixer"]
+        kwargs |= data_arguments(study.candidates[name].model, mosaics(16, 1))
+        long = is_attention(kwargs)
         if command == "cost":
-            for tiles in COSTS if not is_attention(mixer) else [tiles for tiles in COSTS if tiles <= LONGEST]:
+            for tiles in (tiles for tiles in COSTS if tiles <= LONGEST or not long):
                 if is_missing(**(key := {"kind": "cost", "candidate": name, "tiles": tiles})):
-                    add_row(key | measure_cost(mixer, kwargs["embed_dim"], tiles))
+                    add_row(key | measure_cost(study.candidates[name].model, kwargs, tiles))
             continue
-        tested = read_report(RESULTS.with_name("million.json")).tested("million", name)
-        for tiles, count in (FEWER if is_attention(mixer) else IMAGES).items():
+        tested = best_runs(read_report(RESULTS.with_name("million.json")).cells, name)
+        for tiles, count in (FEWER if long else IMAGES).items():
             for seed, cell in tested.items():
                 if is_missing(**(key := {"kind": "accuracy", "candidate": name, "tiles": tiles, "seed": seed})):
-                    directory = run_directory(
-                        ROOT / "runs" / "studies" / "million", Cell("million", name, cell["rate"], seed)
-                    )
+                    directory = run_directory(RUNS, Cell("million", name, cell["rate"], seed))
                     model, start = load_run(directory, "last")[0], time.monotonic()
-                    found = right(model, mixer, tiles, count)
+                    found = right(model, long, tiles, count)
                     seconds = round(time.monotonic() - start, 1)
                     add_row(key | {"rate": cell["rate"], "images": count, "right": found, "seconds": seconds})
 

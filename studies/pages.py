@@ -3,8 +3,8 @@
     python studies/pages.py
 
 in the root of a checkout. A page has a table between the lines <!-- NAME --> and <!-- end of NAME -->; `tables` has
-the names. The figures are those of plans (study/), cost.py, outside.py, icons480.py and small_data.py. The published
-ones of published.json and those of segmentation.json were written down by hand.
+the names. The figures are those of plans (study/), cost.py, fewshot.py, icons480.py, million.py, outside.py and
+small_data.py. The published ones of published.json and those of segmentation.json were written down by hand.
 """
 
 import itertools
@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study.results import Interval, Report, choose_rate, interval, read_report
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from million import best_runs
+from study.results import Interval, Report, interval, read_report
 from study.tables import NONE, difference, differences, draw, score, scores
 
 from page_tables import markdown, write_page  # isort: skip  (study puts benchmarks/ on the path)
+from vilonghorn.data.atomic_files import atomic_write
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "studies" / "results"
@@ -55,12 +59,10 @@ def tables() -> dict[Path, dict[str, str]]:
     return {
         DOCS / "comparison.md": {"studies": studies_table()},
         folder / "recall.md": {
-            "long": scores(report("recall"), "long"),
-            "differences": differences(report("recall"), "long"),
-            "same rate": scores(report("recall"), "same_rate"),
-            "pairs": scores(report("recall"), "pairs"),
-            "state": scores(report("recall"), "state"),
-            "learned": learned_table(),
+            "million": million_table(),
+            "last tile": million_table("million_last"),
+            "cost": streams_cost_table(),
+            "few shots": fewshot_table(),
             "images": images_table("recall", "long4_same_rate"),
             "published": published_table(),
         },
@@ -159,19 +161,114 @@ def studies_table() -> str:
     )
 
 
-def learned_table() -> str:
-    """The chosen rate of each rule, and its runs on four pairs, at all state sizes, and six that ended below 90%."""
-    recall, rows = report("recall"), []
-    tasks = [*(task for task, _, _ in recall.plan.tables["state"].points), "recall6"]
-    for name in recall.plan.candidates:
-        found = [accuracy for task in tasks for accuracy in recall.accuracies(task, "test", name).values()]
-        rate = choose_rate(recall.plan, recall.cells, "recall4", name)
-        row = {"rule": recall.title(name), "chosen rate": f"{rate:g}"}
-        row["runs below 90%"] = f"{sum(accuracy < 90 for accuracy in found)} of {len(found)}"
-        row["four pairs, chosen rate"] = score(recall, "recall4", "test", name)
-        row["four pairs, rate 0.008"] = score(recall, "recall4" if rate == 0.008 else "recall4_rate8", "test", name)
-        rows.append(row)
+def shares(right: Sequence[float], images: int) -> str:
+    """Mean and deviation of seeds in percent; for one seed the deviation of a share of so many images, or the share."""
+    mean = statistics.fmean(right)
+    if len(right) == 1 and images < 10:
+        return f"{round(mean * images / 100)} of {images}"
+    deviation = statistics.stdev(right) if len(right) > 1 else math.sqrt(mean * (100 - mean) / images)
+    return f"{mean:.1f} ± {deviation:.1f}"
+
+
+def runs_of(name: str, study: str = "million") -> list[dict[str, Any]]:
+    """The runs of a mixer at its best rate; those of the three rules are of `recall`, whose models are the same."""
+    if study == "million" and name in report("recall").plan.candidates:
+        return list(report("recall").tested("long4", name).values())
+    return list(best_runs(report(study).cells, name).values())
+
+
+def by_tiles(name: str, study: str = "million") -> dict[int, tuple[list[float], int]]:
+    """Top-1 of a mixer, of each seed, and the images of a seed, by the number of tiles."""
+    runs, found = runs_of(name, study), {}
+    for tiles in runs[0]["tests"] if runs else ():
+        if all(tiles in run["tests"] for run in runs):
+            found[int(tiles)] = [run["tests"][tiles]["top1"] for run in runs], runs[0]["tests"][tiles]["images"]
+    for row in load("million_streams")["rows"] if study == "million" else ():
+        if (row["kind"], row["candidate"]) == ("accuracy", name) and (len(runs) == 1 or row["tiles"] not in found):
+            values = found.setdefault(row["tiles"], ([], row["images"]))[0]
+            values.append(100 * row["right"] / row["images"])
+    return found
+
+
+def million_table(study: str = "million") -> str:
+    """Top-1 of the mixers by the number of tiles, with their rates and seeds."""
+    rows, lines = [], {name: by_tiles(name, study) for name in report(study).plan.candidates}
+    columns = sorted({tiles for line in lines.values() for tiles in line})
+    for name, line in lines.items():
+        if line:
+            runs = runs_of(name, study)
+            row = {"test top-1, %": report(study).title(name)}
+            row |= {f"{tiles:,}": shares(*line[tiles]) if tiles in line else NONE for tiles in columns}
+            rows.append(row | {"rate": f"{runs[0]['rate']:g}", "seeds": str(len(runs))})
     return markdown(rows)
+
+
+def costs(name: str, key: str) -> dict[int, float]:
+    """Seconds or MB of a candidate by the number of tiles."""
+    found = [row for row in load("million_streams")["rows"] if row["kind"] == "cost" and row["candidate"] == name]
+    return {row["tiles"]: row[key] for row in sorted(found, key=lambda row: row["tiles"])}
+
+
+def streams_cost_table() -> str:
+    """Seconds and MB of one image, by its number of tiles."""
+    rows = []
+    for name in report("million").plan.candidates:
+        seconds, memory = costs(name, "seconds"), costs(name, "mb")
+        if seconds:
+            texts = {f"{tiles:,}": f"{seconds[tiles]:.2g} s, {memory[tiles]:.3g} MB" for tiles in seconds}
+            rows.append({"one image": report("million").title(name), **texts})
+    return markdown(rows)
+
+
+def fewshot_table() -> str:
+    """Top-1 of few-shot classification by tiles and shots, a line for each mixer and rate."""
+    found, groups = load("fewshot"), {}
+    for run in found["runs"]:
+        groups.setdefault((list(report("million").plan.candidates).index(run["candidate"]), run["rate"]), []).append(
+            run
+        )
+    rows = []
+    for (_, rate), group in sorted(groups.items()):
+        row = {"test top-1, %": report("million").title(group[0]["candidate"])}
+        for test in group[0]["tests"]:
+            row[test if "shots" in test else f"{test} tiles"] = shares([run["tests"][test] for run in group], 2048)
+        validation = shares([run["validation"][-1] for run in group], 1024)
+        rows.append(row | {"validation": validation, "rate": f"{rate:g}", "seeds": str(len(group))})
+    rows.append({"test top-1, %": "nearest icon, no mixer", "16 tiles": f"{found['nearest']:.1f}"})
+    return markdown(rows)
+
+
+def draw_million(folder: Path) -> Path:
+    """Draws `folder/recall-million.svg`: accuracy, time and memory of each mixer by the number of tiles."""
+    path = folder / "recall-million.svg"
+    found = report("million")
+    with rc_context({"svg.hashsalt": "vilonghorn", "svg.fonttype": "none", "font.size": 9}):
+        picture = Figure(figsize=(7, 7.6), layout="constrained")
+        axes_of = picture.subplot_mosaic([["top", "top"], ["left", "right"]], height_ratios=[4, 3])
+        top, left, right = (axes_of[place] for place in ("top", "left", "right"))
+        for number, name in enumerate(found.plan.candidates):
+            means = {tiles: statistics.fmean(values) for tiles, (values, _) in sorted(by_tiles(name).items())}
+            style = dict(color=f"C{number}", marker="os^vDP*Xd"[number], ms=4, lw=1 if number else 2.2)
+            for axes, line in ((top, means), (left, costs(name, "seconds")), (right, costs(name, "mb"))):
+                axes.plot(list(line), list(line.values()), label=found.title(name), **style)
+        top.axhline(25, color="0.5", ls=":", lw=1)
+        top.set(ylim=(0, 101), ylabel="test top-1, %")
+        left.set(yscale="log", ylabel="seconds of one image")
+        right.set(yscale="log", ylabel="memory of one image, MB")
+        for axes, first in ((top, 4), (left, 10), (right, 10)):
+            ticks = [2**power for power in range(first, 21, 2)]
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(
+                ticks, [str(tick) if tick < 8192 else f"{tick >> 10}k" for tick in ticks[:-1]] + ["1M"], rotation=45
+            )
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+            axes.set_xlabel("tiles of the image")
+        picture.suptitle("Recall among distractors, trained on 16 tiles (dots: a guess)", fontsize=12)
+        picture.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        with atomic_write(path) as file:
+            picture.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return path
 
 
 def recurrence_table() -> str:
@@ -362,6 +459,7 @@ def main(argv: Sequence[str] = ()) -> int:
         write_page(path, contents)
     for study, table in PLOTS:
         draw(report(study), table, DOCS / "comparison")
+    draw_million(DOCS / "comparison")
     return 0
 
 

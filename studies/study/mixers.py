@@ -1,9 +1,9 @@
-"""`recall_reader`: Vim's blocks with one of nine mixers and a head on the last tile, for studies of recall only.
+"""`recall_mixer`: Vim's model with other mixers, for studies of recall only; and images that are read in pieces.
 
-Every mixer stands in the block of Vim: input projection; in each of two directions a short causal convolution, mixing
-and a skip; then mean, gate and output projection. The scans are the library's. The others are plain torch: attention to
-all tokens that its direction has read, and recurrences in chunks. They have four heads with keys of 16 channels, so
-that a recurrence has 16 values of state a channel, as the scans have. In shapes, G is the number of directions, H that
+A mixer stands in the block of Vim: input projection; in each of two directions a short causal convolution, mixing and a
+skip; then mean, gate and output projection. Here it is attention to all tokens that its direction has read, or a
+recurrence in chunks, in plain torch. They have four heads with keys of 16 channels, so that a recurrence has 16 values
+of state a channel, as the scans of the library have. In shapes, G is the number of directions, H that
 of heads, K and V are the channels of a key and a value.
 """
 
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
 from timm.models import register_model
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from vilonghorn.layers import Block, Mixer, PatchEmbed, RMSNorm
+from vilonghorn.layers import Block, Mixer, RMSNorm
+from vilonghorn.models.vim import VisionSSM
 from vilonghorn.ops import conv_silu, scan
 from vilonghorn.ops.mamba_inner import check_arguments, convolve, projections
 from vilonghorn.ops.rules import inverse_softplus
 
 CHUNK = 64  # tokens
-SCANS = ("longhorn_exact", "longhorn", "mamba")
 State = Any  # tensors (G, ...); None before the first token
 Stream = Callable[[int, int], Tensor]  # tiles from the first number to before the second, (B, L, 3, side, side)
 
@@ -223,64 +224,56 @@ MIXERS = {
 }
 
 
-class Reader(nn.Module):
-    """Tiles as tokens in raster order without positions, two blocks, and a head on the last token.
+@register_model
+def recall_mixer(pretrained: bool = False, mixer: str = "attention", **kwargs: Any) -> nn.Module:
+    """`vilonghorn_nano` with a mixer of `MIXERS` in its blocks, for images of any size."""
+    if mixer not in MIXERS:
+        raise ValueError(f"mixer is {mixer!r}, expected one of {', '.join(MIXERS)}")
+    model = timm.create_model("vilonghorn_nano", pretrained, dynamic_img_size=True, **kwargs)
+    for block in model.blocks:
+        block.mixer = MIXERS[mixer](model.embed_dim, num_branches=len(model.blocks))
+    return model
 
-    Args:
-        mixer: a rule of `SCANS` or a name of `MIXERS`.
-        num_classes: of the head.
-        embed_dim: width of the tokens.
-        patch_size: side of a tile in pixels.
+
+def stream(model: VisionSSM, tiles: Stream, count: int, piece: int) -> Tensor:
+    """The logits of a model of two blocks without positions, of images of `count` tiles, which are read in pieces.
+
+    They are read three times: from the start, to keep the state of the first block's first direction before each
+    piece; from the end, to keep those of the second directions of both blocks; and from the start. The class token
+    is in the middle of the tokens, and not in the mean that the head reads.
     """
+    first, second = model.blocks
+    starts, middle = range(0, count, piece), count // 2
+    states: dict[tuple[nn.Module, int], list[State]] = {(block, g): [] for block in (first, second) for g in (0, 1)}
 
-    def __init__(self, mixer: str, num_classes: int, embed_dim: int = 64, patch_size: int = 8) -> None:
-        super().__init__()
-        if mixer not in (*SCANS, *MIXERS):
-            raise ValueError(f"mixer is {mixer!r}, expected one of {', '.join((*SCANS, *MIXERS))}")
-        self.num_classes = num_classes
-        self.patch_embed = PatchEmbed(4 * patch_size, patch_size, embed_dim=embed_dim, strict_img_size=False)
-        rule = mixer if mixer in SCANS else None
-        self.blocks = nn.ModuleList(Block(embed_dim, rule=rule, num_branches=2) for _ in range(2))
-        if rule is None:
-            for block in self.blocks:
-                block.mixer = MIXERS[mixer](embed_dim, num_branches=2)
-        self.norm = RMSNorm(embed_dim)
-        self.head = nn.Linear(embed_dim, num_classes)
+    def embed(start: int) -> tuple[Tensor, int | None]:
+        """The tokens of a piece, and the place of the class token in it."""
+        stop = min(count, start + piece)
+        x = tiles(start, stop)
+        x = model.patch_embed.proj(x.flatten(0, 1)).view(*x.shape[:2], -1)
+        if not start <= middle < stop:
+            return x, None
+        parts = x[:, : middle - start], model.cls_token.expand(len(x), -1, -1), x[:, middle - start :]
+        return torch.cat(parts, 1), middle - start
 
-    def set_input_size(self, img_size: int) -> None:
-        """Nothing depends on it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) images to (B, num_classes) logits."""
-        x = self.patch_embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x[:, -1]))
-
-    def stream(self, tiles: Stream, count: int, piece: int) -> Tensor:
-        """As `forward`, of images of `count` tiles, which are read in pieces, twice.
-
-        The first time from the end, to keep the state of the first block's second direction before each piece. The
-        second time from the start: the last tile needs of the second block only the direction that ends there, and of
-        the other the last piece.
-        """
-        starts, first, second = range(0, count, piece), *self.blocks
-        before: dict[int, State] = {}
-        state = None
-        for start in reversed(starts):
-            before[start] = direction(state, 1)
-            _, state = step(first, self.embed(tiles(start, min(count, start + piece))), state)
-        states = None, None
-        for start in starts:
-            x = self.embed(tiles(start, min(count, start + piece)))
-            x, one = step(first, x, joined(direction(states[0], 0), before[start]))
-            x, two = step(second, x, joined(direction(states[1], 0), None))
-            states = one, two
-        return self.head(self.norm(x[:, -1]))
-
-    def embed(self, tiles: Tensor) -> Tensor:
-        """(B, L, 3, side, side) to tokens (B, L, dim)."""
-        return self.patch_embed(tiles.flatten(0, 1)).view(*tiles.shape[:2], -1)
+    one = None
+    for start in starts:
+        states[first, 0].append(direction(one, 0))
+        _, one = step(first, embed(start)[0], one)
+    one = two = None
+    for number, start in reversed(list(enumerate(starts))):
+        states[first, 1].insert(0, direction(one, 1))
+        states[second, 1].insert(0, direction(two, 1))
+        x, one = step(first, embed(start)[0], joined(states[first, 0][number], states[first, 1][0]))
+        _, two = step(second, x, joined(None, states[second, 1][0]))
+    total, two = torch.zeros(()), None
+    for number, start in enumerate(starts):
+        x, place = embed(start)
+        x, _ = step(first, x, joined(states[first, 0][number], states[first, 1][number]))
+        x, two = step(second, x, joined(direction(two, 0), states[second, 1][number]))
+        x = model.norm(x)
+        total = total + x.double().sum(1) - (0 if place is None else x[:, place].double())
+    return model.head((total / count).to(x.dtype))
 
 
 def step(block: Block, x: Tensor, state: State) -> tuple[Tensor, State]:
@@ -295,8 +288,8 @@ def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def direction(state: State, g: int) -> State:
-    """The state of a direction."""
-    return None if state is None else tree_map(lambda t: t[g], state)
+    """The state of a direction, without that of the other."""
+    return None if state is None else tree_map(lambda t: t[g].clone(), state)
 
 
 def joined(forward: State, backward: State) -> State:
@@ -306,9 +299,3 @@ def joined(forward: State, backward: State) -> State:
     zeros = tree_map(torch.zeros_like, backward if forward is None else forward)
     pair = (zeros if state is None else state for state in (forward, backward))
     return tree_map(lambda *parts: torch.stack(parts), *pair)
-
-
-@register_model
-def recall_reader(pretrained: bool = False, pretrained_cfg=None, pretrained_cfg_overlay=None, cache_dir=None, **kwargs):
-    """A `Reader`; without weights, so what timm says of them is not used."""
-    return Reader(**kwargs)
