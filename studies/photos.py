@@ -65,7 +65,9 @@ def svm_accuracy(images: list[Image.Image], labels: np.ndarray, train: np.ndarra
     return 100 * model.score(features[val], labels[val])
 
 
-def train(images: list[Image.Image], labels: np.ndarray, folder: Path, parts: dict, options: Sequence[str]) -> float:
+def train(
+    images: list[Image.Image], labels: np.ndarray, folder: Path, parts: dict, recipe: Path, options: Sequence[str]
+) -> float:
     """Held-out accuracy in percent of the last weights of a run; `parts` are the indices of "train" and "val"."""
     for part, indices in parts.items():
         for index in indices:
@@ -73,7 +75,7 @@ def train(images: list[Image.Image], labels: np.ndarray, folder: Path, parts: di
             file.parent.mkdir(parents=True, exist_ok=True)
             images[index].save(file)
     data = [f"--data.{part}={folder / part}" for part in parts]
-    config = load_config(CONFIG, *data, "--data.workers=0", f"--run.dir={folder / 'run'}", *options)
+    config = load_config(recipe, *data, "--data.workers=0", f"--run.dir={folder / 'run'}", *options)
     return Trainer(config).fit()["top1"]
 
 
@@ -81,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
     parser.add_argument("stamps", type=Path, help="folder usr/share/tuxpaint/stamps of the package")
     parser.add_argument("--splits", type=int, nargs="+", default=range(5), help="which of the five splits (all)")
+    parser.add_argument("--recipe", type=Path, default=CONFIG, help="configuration of training (configs/photos.yaml)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the splits (0)")
     args, options = parser.parse_known_args()
     torch.set_num_threads(1)
@@ -91,7 +94,7 @@ def main() -> None:
         parts = dict(zip(("train", "val"), splits[number]))
         svm = svm_accuracy(images, labels, **parts)
         with tempfile.TemporaryDirectory() as folder:
-            rows.append((len(parts["val"]), svm, train(images, labels, Path(folder), parts, options)))
+            rows.append((len(parts["val"]), svm, train(images, labels, Path(folder), parts, args.recipe, options)))
     counts = ", ".join(f"{count} {name}" for name, count in zip(CATEGORIES, np.bincount(labels)))
     print(f"\n{len(images)} photographs: {counts}\n")
     print("| split | held out | colour histogram and SVM | vilonghorn |\n|---|---|---|---|")
