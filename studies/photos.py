@@ -115,9 +115,8 @@ def main() -> None:
             rows.append((len(parts["val"]), svm, train(images, labels, Path(folder), parts, options)))
     counts = ", ".join(f"{count} {name}" for name, count in zip(CATEGORIES, np.bincount(labels)))
     print(f"\n{len(images)} photographs: {counts}\n")
-    print(
-        f"| split | held out | colour histogram and SVM | {'vilonghorn' if features is None else 'frozen features'} |\n|---|---|---|---|"
-    )
+    method = "training" if features is None else "frozen features"
+    print(f"| split | held out | colour histogram and SVM | {method} |\n|---|---|---|---|")
     for number, (held_out, svm, ours) in zip(args.splits, rows):
         print(f"| {number + 1} | {held_out} | {svm:.1f}% | {ours:.1f}% |")
     _, svm, ours = np.array(rows).T
