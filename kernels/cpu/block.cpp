@@ -219,7 +219,9 @@ VL_EXPORT int vl_scan_infer(const VlScan *given, int isa) {
 }
 VL_EXPORT int vl_block_infer(const VlBlock *given, int isa) {
   VlBlock b = *given;
-  b.chunk = kChunk, b.channel_splits = num_channel_splits(b.batch, b.channels, b.threads), b.save = 0;
+  const int64_t chunks = round_up(std::max<int64_t>(b.length, 1), kChunk * b.threads) / kChunk;  // for all threads
+  b.chunk = std::max<int64_t>(1, (b.length + chunks - 1) / chunks);
+  b.channel_splits = num_channel_splits(b.batch, b.channels, b.threads), b.save = 0;
   const int64_t rows = num_rows(b);
   if (rows) b.channel_splits = num_channel_splits(1, b.channels, b.threads);
   const int64_t tokens = rows ? (rows + 2 * (b.conv_grid.height / 2)) * b.conv_grid.columns : b.batch * b.length;

@@ -340,33 +340,34 @@ static Gemm of_layer(int64_t columns, int64_t depth, const void *weight, const v
   m.adds_bias = true;
   return m;
 }
-static Linear linear_of(const VlLinear &given, int isa) {
-  Linear l(given);
+// `packed` of a layer, or its weights packed for this call; null if memory ran out.
+template <class Layer>
+static const void *packed_of(const Layer *layer, int isa, int64_t (*size)(const Layer *, int),
+                             int (*pack)(const Layer *, void *, int)) {
+  if (layer->packed) return layer->packed;
+  void *to = panel_buffer.reserve(size(layer, isa));
+  return to && !pack(layer, to, isa) ? to : nullptr;
+}
+static Linear linear_of(const VlLinear &given, const void *packed, int isa) {
+  Linear l{given, {}};
   const int64_t depth = l.merge * l.merge * l.channels;
   l.product = of_layer(l.out_channels, depth, l.weight, l.bias, l.scale, l.threads, isa);
-  l.product.rows = l.batch * l.rows * l.columns, l.product.packed = (float *)l.packed;
+  l.product.rows = l.batch * l.rows * l.columns, l.product.packed = (float *)packed;
   return l;
 }
 VL_EXPORT int64_t vl_linear_packed_bytes(const VlLinear *l, int isa) {
-  return sizeof(float) * panel_floats(linear_of(*l, isa).product);
+  return sizeof(float) * panel_floats(linear_of(*l, nullptr, isa).product);
 }
-VL_EXPORT int vl_linear_pack(const VlLinear *given, void *packed, int isa) {
-  Linear l = linear_of(*given, isa);
-  l.product.packed = (float *)packed;
-  return pack(l.product, isa);
+VL_EXPORT int vl_linear_pack(const VlLinear *l, void *packed, int isa) {
+  return pack(linear_of(*l, packed, isa).product, isa);
 }
 VL_EXPORT int vl_linear_forward(const VlLinear *given, int isa) {
-  if (const int error = check(*given)) return error;
-  Linear l = linear_of(*given, isa);
-  if (!l.packed) {
-    l.product.packed = (float *)panel_buffer.reserve(vl_linear_packed_bytes(given, isa));
-    if (!l.product.packed || vl_linear_pack(given, l.product.packed, isa)) return 1;
-  }
-  return run(l, l.product, isa, &Jobs::linear_forward);
+  const Linear l = linear_of(*given, packed_of(given, isa, vl_linear_packed_bytes, vl_linear_pack), isa);
+  return l.product.packed ? run(l, l.product, isa, &Jobs::linear_forward) : 1;
 }
 
 static Stem stem_of(const VlStem &given, const void *packed, int isa) {
-  Stem s(given);
+  Stem s{given, {}, {}, 1};
   const int64_t hidden = round_up(s.hidden, 4);
   s.by_conv1 = of_layer(round_up(hidden, kMaxLanes), 9 * s.channels, nullptr, nullptr, nullptr, s.threads, isa);
   s.by_conv2 = of_layer(s.dim, 9 * hidden, nullptr, s.bias2, s.scale, s.threads, isa);
@@ -395,13 +396,8 @@ VL_EXPORT int vl_stem_pack(const VlStem *given, void *packed, int isa) {
   return pack(first, isa) || pack(second, isa);
 }
 VL_EXPORT int vl_stem_forward(const VlStem *given, int isa) {
-  if (const int error = check(*given)) return error;
-  const void *packed = given->packed;
-  if (!packed) {
-    void *to = panel_buffer.reserve(vl_stem_packed_bytes(given, isa));
-    if (!to || vl_stem_pack(given, to, isa)) return 1;
-    packed = to;
-  }
+  const void *const packed = packed_of(given, isa, vl_stem_packed_bytes, vl_stem_pack);
+  if (!packed) return 1;
   Stem s = stem_of(*given, packed, isa);
   s.strips = std::min<int64_t>(s.threads, convolved(convolved(s.rows, s.stride1), s.stride2));
   return run(s, s.batch * s.strips, s.threads, isa, &Jobs::stem_forward);

@@ -77,9 +77,10 @@ float round_row(uint8_t *to, const Gemm &m, const float *a) {
     const int count = (int)least(m.depth - d, W);
     store_bytes(to + d, value(d, count) * factor, kSymmetric, count);
   }
-  if (!weight) return most / 127;
+  const float step = most * (1 / 127.0f);
+  if (!weight) return step;
   const float total = fold(squares, [](V a, V b) VL_LAMBDA { return a + b; })[0];
-  return most / 127 / sqrtf(total / m.depth + m.eps);
+  return step / sqrtf(total * (1 / (float)m.depth) + m.eps);
 }
 
 // One tile of out, from row and column on.

@@ -71,15 +71,11 @@ int check(const VlScan &, bool is_mixer = false);
 int check(const VlMambaInner &);
 int check(const VlBlock &);
 int check(const VlConv &);
-int check(const VlLinear &);
-int check(const VlStem &);
 
 struct Linear : VlLinear {
-  explicit Linear(const VlLinear &given) : VlLinear(given) {}
   Gemm product;
 };
 struct Stem : VlStem {
-  explicit Stem(const VlStem &given) : VlStem(given) {}
   Gemm by_conv1, by_conv2;
   int64_t strips;  // jobs that share the rows of an image
 };

@@ -8,6 +8,10 @@
 
 namespace {
 
+ONNXTensorElementDataType float_or_int8(bool is_int8) {
+  return is_int8 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+}
+
 // Weights in the order in which products read them, where all of them are constants of the file. The first run writes
 // them.
 class Packed {
@@ -44,8 +48,7 @@ template <bool INT8> struct Block : RuleNode {
   static constexpr size_t kNumInputs = INT8 ? kScales + 4 : kScales;
   static ONNXTensorElementDataType type(size_t i) {
     if (i == kGrid) return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
-    const bool is_int8 = INT8 && (i == kInProj || i == kOutProj || i == kMlpInProj || i == kMlpOutProj);
-    return is_int8 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    return float_or_int8(INT8 && (i == kInProj || i == kOutProj || i == kMlpInProj || i == kMlpOutProj));
   }
   static bool is_optional(size_t i) {  // x_proj to D, the MLP, the grid, the scales of the MLP
     return i >= 5 && i != kOutProj && i != kScales && i != kScales + 1;
@@ -136,9 +139,7 @@ struct Norm : Node {
 template <bool INT8> struct Linear : Node {
   static constexpr const char *kName = INT8 ? "LinearInt8" : "Linear";
   static constexpr size_t kWeight = 2, kScale = 4, kNumInputs = INT8 ? kScale + 1 : kScale;
-  static ONNXTensorElementDataType type(size_t i) {
-    return INT8 && i == kWeight ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-  }
+  static ONNXTensorElementDataType type(size_t i) { return float_or_int8(INT8 && i == kWeight); }
   static bool is_optional(size_t i) { return i == 1 || i == 3; }
   const float eps;
   const int64_t merge;
@@ -170,17 +171,15 @@ template <bool INT8> struct Linear : Node {
 template <bool INT8> struct Stem : Node {
   static constexpr const char *kName = INT8 ? "StemInt8" : "Stem";
   static constexpr size_t kWeight1 = 1, kWeight2 = 3, kScale = 6, kNumInputs = INT8 ? kScale + 1 : kScale;
-  static ONNXTensorElementDataType type(size_t i) {
-    return INT8 && i == kWeight2 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-  }
+  static ONNXTensorElementDataType type(size_t i) { return float_or_int8(INT8 && i == kWeight2); }
   static bool is_optional(size_t) { return false; }
   const float eps;
-  const int64_t stride1, stride2;
+  const int64_t stride1, stride2, step;
   const Packed packed;
 
   Stem(const OrtApi &api, const OrtKernelInfo *info)
       : Node(kName, api, info), eps(number(info, "eps")), stride1(integer(info, "stride1")),
-        stride2(integer(info, "stride2")), packed(*this, info, {kWeight1, kWeight2}) {}
+        stride2(integer(info, "stride2")), step(integer(info, "step")), packed(*this, info, {kWeight1, kWeight2}) {}
   void run(OrtKernelContext *context, int threads) const {
     VlTensor inputs[VL_STEM_INPUTS];
     inputs[kScale] = {nullptr, -1, {}};
@@ -188,7 +187,10 @@ template <bool INT8> struct Stem : Node {
     VlStem s = {};
     s.stride1 = stride1, s.stride2 = stride2, s.eps = eps, s.threads = threads;
     require(vl_stem_set(&s, inputs));
-    const auto side = [&](int64_t side) { return ((side - 1) / stride1 + 1 - 1) / stride2 + 1; };
+    if (step < 1 || s.rows % step || s.columns % step)
+      fail("images have " + std::to_string(s.rows) + "x" + std::to_string(s.columns) +
+           " pixels, expected multiples of " + std::to_string(step));
+    const auto side = [&](int64_t side) { return (side - 1) / stride1 / stride2 + 1; };
     s.out = output(context, {s.batch, side(s.rows), side(s.columns), s.dim});
     s.packed = packed.get(*this, s, inputs, vl_stem_packed_bytes, vl_stem_pack);
     require(vl_stem_forward(&s, -1));

@@ -122,6 +122,17 @@ def test_random_models_end_in_errors_or_right_results_and_never_in_a_crash():
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
 
 
+def test_images_of_other_sizes_are_refused(small, images, tmp_path):
+    model, path = small("vilonghornv2_nano"), tmp_path / "model.ort.onnx"
+    (step, _), _ = model.patches()
+    export(model, "ort", path)
+    session = open_session(path)
+    assert len(session.run(None, {"images": images(1, 3, 4 * step, 3 * step).numpy()})[0]) == 1
+    problem = f"vilonghorn.Stem: images have {4 * step}x{3 * step + 1} pixels, expected multiples of {step}"
+    with pytest.raises(Exception, match=problem):
+        session.run(None, {"images": images(1, 3, 4 * step, 3 * step + 1).numpy()})
+
+
 def test_what_a_file_needs_is_said(exported, capsys):
     path = exported[1]
     assert main(["export", str(path)]) == 0

@@ -67,7 +67,7 @@ def int8_product(
     largest = a.abs().amax(1, keepdim=True)
     factor = torch.full_like(largest, 127) / largest  # 127 / largest multiplies by a rounded reciprocal
     integers = (a * torch.where(largest > 0, factor, 0)).round().long()
-    product = (integers @ b.long().t()).float() * (scale * (largest / 127))
+    product = (integers @ b.long().t()).float() * (scale * (largest * torch.tensor(1 / 127)))
     return product if add is None else product + add
 
 

@@ -57,11 +57,19 @@ def models(draw):
         options, fits = dict(eps=1e-2, merge=merge, interface=INTERFACE, version="0"), True
     elif op.startswith("Stem"):
         hidden, dim = draw(st.integers(1, 20)), draw(st.integers(20, 40))
-        shapes = [(B, G, channels, L), (hidden, G, 3, 3), (hidden,), (dim, hidden, 3, 3), (dim,), (dim,)]
+        step = draw(st.integers(1, 4))
+        shapes = [
+            (B, G, step * channels, step * (L // 4 + 1)),
+            (hidden, G, 3, 3),
+            (hidden,),
+            (dim, hidden, 3, 3),
+            (dim,),
+            (dim,),
+        ]
         names = ("images", "weight1", "bias1", "weight2", "bias2", "norm_weight")
         tensors = {name: torch.randn(shape) for name, shape in zip(names, shapes)}
         options = dict(eps=1e-1, stride1=draw(st.integers(1, 2)), stride2=draw(st.integers(1, 2)))
-        options, fits = options | dict(interface=INTERFACE, version="0"), True
+        options, fits = options | dict(step=step, interface=INTERFACE, version="0"), True
     elif op == "Scan":
         given = inputs(G, B, L, D, N, rule=rule, gate=draw(st.booleans()))
         tensors = {name: given.get(name) for name in SCAN}
@@ -114,7 +122,9 @@ def models(draw):
         elif change == "reverse":
             options["reverse"] = draw(st.lists(INTEGERS, max_size=5))
         elif change == "option":
-            of_op = dict(Scan=["mean"], Norm=["eps"], Linear=["eps", "merge"], Stem=["eps", "stride1", "stride2"])
+            of_op = dict(
+                Scan=["mean"], Norm=["eps"], Linear=["eps", "merge"], Stem=["eps", "stride1", "stride2", "step"]
+            )
             name = draw(st.sampled_from(["interface", *of_op.get(op.removesuffix("Int8"), ["eps", "mlp_eps"])]))
             is_float = name.endswith("eps")
             options[name] = draw(st.sampled_from([1e-5, 0.0, -1.0, np.nan, np.inf]) if is_float else INTEGERS)

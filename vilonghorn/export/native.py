@@ -75,7 +75,9 @@ class NativeLinear(nn.Linear):
 
 
 class NativeStem(ConvStem):
-    """A stem that is one operator in the exported graph."""
+    """A stem that is one operator in the exported graph, which takes images whose sides are multiples of `step`."""
+
+    step: int
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """As `ConvStem.forward`."""
@@ -84,7 +86,7 @@ class NativeStem(ConvStem):
             sides = [(side - 1) // conv.stride[0] + 1 for side in sides]
         inputs = (x, conv1.weight, conv1.bias, conv2.weight, conv2.bias, self.norm.weight)
         strides = dict(stride1=conv1.stride[0], stride2=conv2.stride[0])
-        return _symbolic("Stem", inputs, (B, *sides, conv2.out_channels), eps=self.norm.eps, **strides)
+        return _symbolic("Stem", inputs, (B, *sides, conv2.out_channels), eps=self.norm.eps, step=self.step, **strides)
 
 
 class NativeMixer(ExportableMixer):
@@ -103,6 +105,7 @@ def use_operators(model: nn.Module) -> nn.Module:
             module.__class__ = NativeDownsample
         elif type(module) is ConvStem and _are_unchanged(parts, norm=RMSNorm, conv1=nn.Conv2d, conv2=nn.Conv2d):
             module.__class__ = NativeStem
+            module.step = getattr(model, "model", model).patches()[0][0]
     for module in model.modules():
         if type(module) is Stage and all(type(block) is NativeBlock for block in module.blocks):
             module.__class__ = NativeStage

@@ -33,7 +33,7 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
         sizes = (re.sub(r"s\d+", lambda found: symbols.get(found[0], found[0]), str(size)) for size in value.shape)
         value.shape = type(value.shape)([int(size) if size.isdecimal() else size for size in sizes])
     ClearMetadataAndDocStringPass()(onnx.model)  # of each node: stack traces of the exporter
-    if has_any_size:
+    if has_any_size and not any(use.node.op_type.startswith("Stem") for use in images.uses()):  # a Stem refuses them
         _refuse_part_patches(onnx.model.graph, program)
     excluded = [node.name for node in onnx.model.graph if not _is_layer(node)]
     onnx.model.metadata_props.update(metadata | {"quantize_exclude": json.dumps(excluded)})

@@ -152,21 +152,24 @@ def stem_inputs(sizes: tuple[int, ...]) -> list[torch.Tensor]:
 
 @needs_native
 @pytest.mark.parametrize("isa", cpu.isas())
-@given(stem_sizes, st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 2)]), st.integers(1, 3))
-def test_every_instruction_set_computes_a_stem(isa, sizes, strides, threads):
+@given(stem_sizes, st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 2)]), st.integers(1, 3), st.integers(0, 2**31))
+def test_every_instruction_set_computes_a_stem(isa, sizes, strides, threads, seed):
+    torch.manual_seed(seed)
     given, before = stem_inputs(sizes), torch.get_num_threads()
     torch.set_num_threads(threads)
     with mock.patch.object(cpu, "_isa", cpu.isas()[isa]):
         actual = stem(*given, strides=strides, eps=1e-2)
         number, scale = int8_rows(len(given[3]), given[3][0].numel())
         in_int8 = given[:3] + [number.reshape(given[3].shape), *given[4:], scale]
-        actual_int8 = stem(*in_int8, strides=strides, eps=1e-2)
+        actual_int8 = stem(*in_int8, strides=strides, eps=1e6)  # the norm multiplies by about 1e-3
     torch.set_num_threads(before)
     images, weight1, bias1, weight2, bias2, norm_weight = (t.double() for t in given)
     y = F.conv2d(F.silu(F.conv2d(images, weight1, bias1, strides[0], 1)), weight2, bias2, strides[1], 1)
     expected = F.rms_norm(y.permute(0, 2, 3, 1), norm_weight.shape, norm_weight, 1e-2)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4)
-    expected, byte = int8_stem(*in_int8, strides, 1e-2)
-    assert ((actual_int8 - expected).abs() <= 2 * byte + 1e-4).all()  # where a sum lies between two bytes
-    equal = ((actual_int8 - expected).abs() <= 1e-4 + 1e-4 * byte).double().mean()
-    assert equal > 0.9 or expected[0, ..., 0].numel() < 200  # such a byte changes 9 tokens
+    expected, byte = int8_stem(*in_int8, strides, 1e6)
+    error, rounding = (actual_int8 - expected).abs(), 1e-8 + 1e-5 * expected.abs() + 1e-3 * byte
+    assert (error <= 2 * byte + rounding).all()  # where a sum lies between two bytes
+    assert (error <= rounding).double().mean() > 0.9 or expected[
+        0, ..., 0
+    ].numel() < 200  # such a byte changes 9 tokens
