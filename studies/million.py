@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "results" / "million_streams.json"
 RUNS = ROOT / "runs" / "studies" / "million"
 PIECE, BATCH = 1024, 8  # tiles of an image and images that are read at a time
-IMAGES = {2**12: 128, 2**14: 32, 2**16: 16, 2**18: 4, 2**20: 1}  # for each seed
-FEWER = {2**12: 48, 2**14: 4}  # of attention
+IMAGES = {2**12: 128, 2**14: 32, 2**16: 16, 2**18: 8, 2**20: 8}  # for each seed
+FEWER = {2**12: 48, 2**14: 12}  # of attention
 COSTS = [2**power for power in range(10, 21, 2)]
 LONGEST = 2**16  # of attention
 
