@@ -110,7 +110,7 @@ def use_operators(model: nn.Module) -> nn.Module:
         if type(module) is Stage and all(type(block) is NativeBlock for block in module.blocks):
             module.__class__ = NativeStage
     head = getattr(model, "get_classifier", lambda: None)()
-    if is_unchanged(head, nn.Linear):
+    if head is not None and is_unchanged(head, nn.Linear):
         head.__class__ = NativeLinear
     return replace_classes(model, {Mixer: NativeMixer})
 
