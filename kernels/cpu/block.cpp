@@ -9,15 +9,7 @@ using namespace vilonghorn;
 
 namespace {
 
-thread_local Scratch workspace, infer_workspace;
-
-// in_proj of rows of the block: of `normed`, or with int8 weights of x, since such products norm their rows.
-Gemm in_proj_of(const BlockPart &b, const void *x, const float *normed) {
-  Gemm product = b.by_in_proj;
-  product.a = normed;
-  if (b.in_proj_scale) product.a = x, product.norm_weight = (const float *)b.norm_weight, product.eps = (float)b.eps;
-  return product;
-}
+thread_local Scratch workspace, infer_workspace, state_workspace;
 
 class Block {
  public:
@@ -56,8 +48,9 @@ class Block {
     return b.in_proj_scale || !vl_norm_forward(&n, isa);
   }
   bool in_proj_forward(int isa) {
-    const Gemm product = in_proj_of(mixer_of(b, isa), b.x, normed);
-    return by_weights(product, b.xz, product.a, nullptr, isa);
+    Gemm product = of_norm(norm(), mixer_of(b, isa).by_in_proj);
+    product.out = b.xz;
+    return !matmul(product, isa);
   }
   bool mamba_inner_forward(int isa) {
     const VlMambaInner m = mamba_inner();
@@ -157,13 +150,9 @@ int64_t num_rows(const VlBlock &b) {
 // The block of `rows` rows at a time. The rows beside them are projected, too, for the convolution; the states go on.
 int infer_in_strips(const VlBlock &b, int64_t rows, int isa) {
   const int64_t beside = b.conv_grid.height / 2, columns = b.conv_grid.columns, map = b.conv_grid.rows;
-  const int64_t strips = (map + rows - 1) / rows, most = (rows + 2 * beside) * columns;
-  float *normed, *scale, *y, *states;
-  const bool allocated = workspace.allocate([&](Arena &a) {
-    normed = y = a.next<float>(most * std::max(b.dim, b.channels)), scale = a.next<float>(most);
-    states = a.next<float>(b.states * b.channels);
-  });
-  if (!allocated) return 1;
+  const int64_t strips = (map + rows - 1) / rows;
+  float *const states = (float *)state_workspace.reserve(sizeof(float) * b.states * b.channels);
+  if (!states) return 1;
   for (int64_t i = 0; i < b.batch * strips; i++) {
     const int64_t strip = b.reverse[0] ? strips - 1 - i % strips : i % strips;
     const int64_t begin = strip * rows, end = std::min(begin + rows, map);
@@ -174,20 +163,15 @@ int infer_in_strips(const VlBlock &b, int64_t rows, int isa) {
     VlBlock all = b, own = b;  // with the rows beside it, and without
     all.batch = own.batch = 1, all.conv_grid.rows = above + end - begin + below, own.length = (end - begin) * columns;
     all.length = all.conv_grid.rows * columns, all.x = tokens(b.x, begin - above);
-    VlNorm norm = {};
-    norm.batch = all.length, norm.channels = b.dim, norm.eps = b.eps, norm.threads = b.threads;
-    norm.x = all.x, norm.weight = b.norm_weight, norm.y = normed, norm.scale = scale;
-    const BlockPart mixer = mixer_of(all, isa);
-    Gemm in = in_proj_of(mixer, all.x, normed), out = mixer.by_out_proj;
-    in.rows = all.length, in.out = b.xz;
-    Mixer scan = mamba_inner_of(all, (float *)b.xz, 0, y);
+    Block block(all);
+    if (!block.allocate(false) || !block.norm_forward(isa) || !block.in_proj_forward(isa)) return 1;
+    Gemm out = mixer_of(own, isa).by_out_proj;
+    Mixer scan = mamba_inner_of(all, (float *)b.xz, 0, block.y);
     scan.begin = above * columns, scan.count = own.length;
     scan.scan.initial_state = i % strips ? states : nullptr, scan.scan.final_state = states;
-    out.rows = own.length, out.a = y + scan.begin * b.channels, out.add = tokens(b.x, begin);
+    out.rows = own.length, out.a = block.y + scan.begin * b.channels, out.add = tokens(b.x, begin);
     own.out = tokens(b.out, begin), out.out = b.hidden ? b.mid : own.out;
-    if ((!b.in_proj_scale && vl_norm_forward(&norm, isa)) || matmul(in, isa) || mamba_inner_forward(scan, isa) ||
-        matmul(out, isa) || (b.hidden && mlp_forward(own, isa)))
-      return 1;
+    if (mamba_inner_forward(scan, isa) || matmul(out, isa) || (b.hidden && mlp_forward(own, isa))) return 1;
   }
   return 0;
 }
@@ -222,6 +206,7 @@ VL_EXPORT int vl_block_infer(const VlBlock *given, int isa) {
   const int64_t chunks = round_up(std::max<int64_t>(b.length, 1), kChunk * b.threads) / kChunk;  // for all threads
   b.chunk = std::max<int64_t>(1, (b.length + chunks - 1) / chunks);
   b.channel_splits = num_channel_splits(b.batch, b.channels, b.threads), b.save = 0;
+  if (const int error = check(b)) return error;
   const int64_t rows = num_rows(b);
   if (rows) b.channel_splits = num_channel_splits(1, b.channels, b.threads);
   const int64_t tokens = rows ? (rows + 2 * (b.conv_grid.height / 2)) * b.conv_grid.columns : b.batch * b.length;
@@ -232,6 +217,5 @@ VL_EXPORT int vl_block_infer(const VlBlock *given, int isa) {
         b.mid = b.hidden ? a.next<float>(tokens * b.dim) : nullptr;
       }))
     return 1;
-  const int error = rows ? check(b) : 0;
-  return error ? error : rows ? infer_in_strips(b, rows, isa) : vl_block_forward(&b, -1, isa);
+  return rows ? infer_in_strips(b, rows, isa) : vl_block_forward(&b, -1, isa);
 }

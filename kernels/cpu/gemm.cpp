@@ -136,10 +136,8 @@ bool VL_JOB(gemm_pack_job)(const Gemm &m, int64_t job) {
 }
 bool VL_JOB(gemm_job)(const Gemm &m, int64_t job) { return multiply_rows(m, first_row(m, job), first_row(m, job + 1)); }
 bool VL_JOB(gemm_rows)(const Gemm &m) { return multiply_rows(m, 0, m.rows); }
-bool VL_JOB(normed_gemm_rows)(const VlNorm &n, Gemm m) {
-  m.rows = n.batch, m.a = m.b_scale ? n.x : n.y;
-  if (m.b_scale) m.norm_weight = (const float *)n.weight, m.eps = (float)n.eps;
-  else VL_JOB(norm_rows)(n);
-  return multiply_rows(m, 0, m.rows);
+bool VL_JOB(normed_gemm_rows)(const VlNorm &n, const Gemm &m) {
+  if (!m.b_scale) VL_JOB(norm_rows)(n);
+  return VL_JOB(gemm_rows)(of_norm(n, m));
 }
 }  // namespace vilonghorn

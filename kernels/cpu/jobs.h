@@ -27,6 +27,12 @@ struct Gemm : VlGemm {
   const float *norm_weight = nullptr;   // with b_scale, optional: rows of a are normed
   float eps = 0;                        // of the norm
 };
+// A product of the norm's rows: its y, or with b_scale its x, whose rows the product norms itself.
+static inline Gemm of_norm(const VlNorm &n, Gemm m) {
+  m.rows = n.batch, m.a = n.y;
+  if (m.b_scale) m.a = n.x, m.norm_weight = (const float *)n.weight, m.eps = (float)n.eps;
+  return m;
+}
 // Rows of unsigned bytes, each of which stands for scale * (byte - zero).
 struct Bytes {
   const uint8_t *data;
@@ -146,8 +152,8 @@ VL_JOBS(VL_DECLARE, generic)
 
 #ifdef VILONGHORN_ISA                  // products and norms of a few rows, for a job that does more with them
 bool VL_JOB(gemm_rows)(const Gemm &);  // all rows; b is packed already
-bool VL_JOB(normed_gemm_rows)(const VlNorm &,
-                              Gemm);  // of the norm's rows; with b_scale its y and scale are not written
+// Of the norm's rows; with b_scale the y and the scale of the norm are not written.
+bool VL_JOB(normed_gemm_rows)(const VlNorm &, const Gemm &);
 void VL_JOB(gemm_int8_pack)(const Gemm &, int64_t job);
 bool VL_JOB(gemm_int8_rows)(const Gemm &, int64_t begin, int64_t end);  // where b_scale is not null
 void VL_JOB(gemm_bytes)(const Gemm &, const Bytes &a);                  // all rows of a; m.a is not read

@@ -48,6 +48,17 @@ def in_order(**values):
     return block(**full(values))
 
 
+def infer(values, isa, threads, **options):
+    """The operator without gradients, on an instruction set and a number of threads."""
+    before = torch.get_num_threads()
+    with mock.patch.object(native, "_isa", isa), torch.no_grad():
+        torch.set_num_threads(threads)
+        try:
+            return in_order(**values, **options)
+        finally:
+            torch.set_num_threads(before)
+
+
 def in_parts(x, norm_weight, in_proj, out_proj, mlp_norm_weight=None, mlp_in_proj=None, mlp_out_proj=None, **inner):
     absent = dict.fromkeys(("x_proj", "dt_proj", "dt_bias", "A", "D"))
     x = x + F.linear(mamba_inner(F.linear(rms_norm(x, norm_weight), in_proj), **absent | inner), out_proj)
@@ -98,13 +109,8 @@ def test_every_instruction_set_agrees_with_the_oracle(rule, isa):
 def test_inference_without_a_scan_goes_through_the_rows_of_a_map(B, grid, filters, D, hidden, isa, threads, seed):
     sizes = 1, B, math.prod(grid), D, 16, 3, math.prod(filters), 9
     values = block_inputs(*sizes, hidden=hidden, seed=seed, rule="none", filters=filters)
-    options, before = dict(rule="none", reverse=(False,), grid=grid), torch.get_num_threads()
-    with mock.patch.object(native, "_isa", isa), torch.no_grad():
-        torch.set_num_threads(threads)
-        try:
-            actual = in_order(**values, **options)
-        finally:
-            torch.set_num_threads(before)
+    options = dict(rule="none", reverse=(False,), grid=grid)
+    actual = infer(values, isa, threads, **options)
     expected = residual_block(**{name: value.double() for name, value in values.items()}, **options)
     torch.testing.assert_close(actual.double(), expected, rtol=3e-5, atol=3e-5)
 
@@ -127,13 +133,9 @@ def test_inference_scans_the_rows_of_a_large_map_in_strips(
 ):
     sizes = 1, B, math.prod(grid), D, 3, 2, math.prod(filters), 5
     values = block_inputs(*sizes, hidden=hidden, seed=seed, rule=rule, filters=filters)
-    options, before = dict(rule=rule, reverse=(reverse,), grid=grid), torch.get_num_threads()
-    with mock.patch.object(native, "_isa", isa), torch.no_grad():
-        torch.set_num_threads(threads)
-        try:
-            actual = in_order(**values, **options)
-        finally:
-            torch.set_num_threads(before)
+    options = dict(rule=rule, reverse=(reverse,), grid=grid)
+    actual = infer(values, isa, threads, **options)
+    with torch.no_grad():
         expected = in_parts(**{name: value.double() for name, value in values.items()}, **options)
     torch.testing.assert_close(actual.double(), expected, rtol=3e-5, atol=3e-5)
 
