@@ -1,6 +1,7 @@
 """`VisionLonghorn`: against its equations in float64, its maps, sizes and errors."""
 
 import json
+from unittest import mock
 
 import composition
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 import timm
 import torch
 from oracle import error
+from torch._subclasses import FakeTensorMode
 
 from vilonghorn.models import VisionLonghorn
+from vilonghorn.models.vilonghornv2 import to_stream
 
 SMALL = dict(embed_dims=(16, 24, 32, 48), depths=(1, 2, 2, 1), num_classes=7, drop_path_rate=0.1)
 SMALL |= dict(num_heads=(None, None, 4, 2), mlp_ratios=(0.0, 0.5, 0.5, 0.75))
@@ -233,18 +236,36 @@ def test_a_checkpoint_is_a_start_for_other_classes_and_channels_and_one_of_patch
         load("a.pth", embed_dims=(32, 96, 160))
 
 
-def test_the_residual_stream_has_the_dtype_of_autocast_on_request():
-    exact, seen = make(), []
+@pytest.mark.parametrize(
+    "in_fp32, autocast, dtype",
+    [
+        (None, torch.bfloat16, torch.float32),  # on a CPU
+        (False, torch.bfloat16, torch.bfloat16),
+        (True, torch.bfloat16, torch.float32),
+        (False, torch.float16, torch.float32),  # would overflow
+    ],
+)
+def test_the_residual_stream_is_bfloat16_under_bfloat16_autocast_on_request(in_fp32, autocast, dtype):
+    exact, model, seen = make(), make(residual_in_fp32=in_fp32), set()
     expected, batch = exact(images(2, 3, 64, 64)).detach(), images(2, 3, 64, 64)
-    for options, dtype in ((dict(residual_in_fp32=False), torch.bfloat16), (dict(), torch.float32)):
-        model = make(**options)
-        for stage in model.stages:
-            stage.blocks[-1].register_forward_hook(lambda block, args, y: seen.append(y.dtype))
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(batch)
-        assert set(seen) == {dtype} and 0 < error(logits.detach().float(), expected) < 0.03
-        seen.clear()
-    assert torch.equal(make(residual_in_fp32=False)(batch), exact(batch))  # without autocast nothing changes
+    assert torch.equal(model(batch), expected)  # without autocast nothing changes
+    for stage in model.stages:
+        stage.blocks[-1].register_forward_hook(lambda block, args, y: seen.add(y.dtype))
+    with torch.autocast("cpu", autocast):
+        logits = model(batch)
+    assert seen == {dtype} and 0 < error(logits.detach().float(), expected) < 0.03
+
+
+def test_by_default_the_residual_stream_is_bfloat16_on_a_gpu():
+    def stream(dtype, in_fp32=None):
+        with FakeTensorMode():
+            x = torch.empty(1, 4, 4, 16, device="cuda")
+            with mock.patch("torch.is_autocast_enabled", lambda _: dtype is not None):
+                with mock.patch("torch.get_autocast_dtype", lambda _: dtype):
+                    return to_stream(x, in_fp32).dtype
+
+    assert stream(torch.bfloat16) == torch.bfloat16 and stream(torch.bfloat16, True) == torch.float32
+    assert stream(torch.float16) == stream(None) == torch.float32
 
 
 @torch.no_grad()

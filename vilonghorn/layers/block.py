@@ -1,4 +1,4 @@
-"""The residual block: norm, mixer, perhaps norm and MLP, stochastic depth, and a residual stream in float32."""
+"""The residual block: norm, mixer, perhaps norm and MLP, stochastic depth, and a residual stream of its own dtype."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ class Block(nn.Module):
             nn.init.uniform_(self.mlp.fc2.weight, -bound, bound)  # type: ignore[union-attr, arg-type]
 
     def forward(self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None) -> Tensor:
-        """Adds the branches to the residual stream x, (B, L, dim), float32 even where the parameters are shorter.
+        """Adds the branches to the residual stream x, (B, L, dim), float32, or bfloat16 under autocast.
 
         `grid`: [rows, columns] of the patches, for mixers with a convolution over the grid. `valid`, (B, L), is True
         for the tokens that count (default: all).

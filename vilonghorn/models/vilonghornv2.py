@@ -27,7 +27,7 @@ from ..ops.rules import NO_RULE
 from .timm_contract import Backbone, build_backbone, icons_cfg
 from .weights_file import fit_state_dict, unwrap_state_dict
 
-for _leaf in ("as_list", "check_whole_patches", "patch_mask", "to_autocast_dtype", "to_fp32"):  # functions that branch
+for _leaf in ("as_list", "check_whole_patches", "patch_mask", "to_fp32", "to_stream"):  # functions that branch
     fx.wrap(_leaf)
 
 
@@ -75,10 +75,10 @@ class Downsample(nn.Module):
 class Stage(nn.Module):
     """Perhaps 2x2 patches merged into one by `downsample`, then blocks on that grid.
 
-    The residual stream is float32 with `residual_in_fp32`, else of the dtype of autocast.
+    The residual stream is as `to_stream` makes it.
     """
 
-    def __init__(self, downsample: nn.Module, blocks: Sequence[Block], residual_in_fp32: bool = True) -> None:
+    def __init__(self, downsample: nn.Module, blocks: Sequence[Block], residual_in_fp32: bool | None = None) -> None:
         super().__init__()
         self.downsample = downsample
         self.residual_in_fp32 = residual_in_fp32
@@ -87,8 +87,7 @@ class Stage(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """Tokens (B, H, W, C) to what the first block takes, (B, H / 2, W / 2, C'), of the first stage (B, H, W, C)."""
-        x = self.downsample(x)
-        return to_fp32(x) if self.residual_in_fp32 else to_autocast_dtype(x)
+        return to_stream(self.downsample(x), self.residual_in_fp32)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Tokens (B, H, W, C) to the residual stream, (B, H / 2, W / 2, C'), of the first stage (B, H, W, C).
@@ -107,11 +106,15 @@ def zero_invalid(x: Tensor, valid: Tensor) -> Tensor:
     return torch.where(F.interpolate(valid, x.shape[2:]) == 0, 0.0, x)  # a product would keep NaN
 
 
-def to_autocast_dtype(x: Tensor) -> Tensor:
-    """Tokens in the dtype of autocast where that is on; TorchScript does not know it, and has float32."""
-    if torch.jit.is_scripting():
-        return to_fp32(x)
-    return x.to(autocast_dtype(x) or x.dtype)
+def to_stream(x: Tensor, in_fp32: bool | None) -> Tensor:
+    """Tokens as the residual stream that starts with them: float32, or bfloat16 as `VisionLonghorn` says.
+
+    TorchScript knows no autocast, and has float32. So has float16 autocast: a sum of branches may exceed its range.
+    """
+    in_bf16 = in_fp32 is False or in_fp32 is None and x.device.type != "cpu"
+    if in_bf16 and not torch.jit.is_scripting() and autocast_dtype(x) == torch.bfloat16:
+        return x.to(torch.bfloat16)
+    return to_fp32(x)
 
 
 class VisionLonghorn(Backbone):
@@ -148,7 +151,7 @@ class VisionLonghorn(Backbone):
         dynamic_img_pad: bool = False,
         norm_layer: str | Callable[..., nn.Module] | None = None,
         mask_token: bool = False,
-        residual_in_fp32: bool = True,
+        residual_in_fp32: bool | None = None,
         device=None,
         dtype=None,
     ) -> None:
@@ -175,7 +178,8 @@ class VisionLonghorn(Backbone):
             dynamic_img_pad: pad images at the bottom and at the right to a multiple of the last stride.
             norm_layer: a class, a partial or a name of timm's. Default: RMSNorm, eps 1e-5.
             mask_token: as of `VisionSSM`.
-            residual_in_fp32: keep the residual stream in float32 under autocast, too; else in the dtype of autocast.
+            residual_in_fp32: keep the residual stream in float32 under bfloat16 autocast, too; else it is bfloat16
+                there. Default: False on a GPU, True on a CPU, whose blocks run as one operator in float32.
             device: of the parameters.
             dtype: of the parameters.
 
