@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 
+from vilonghorn.layers import short_linear
 from vilonghorn.ops.backends import cpu, cuda, triton
 
 H200 = SimpleNamespace(
@@ -54,5 +55,6 @@ def composed_operators() -> Iterator[None]:
         mock.patch.object(cpu, "unavailable", lambda *_: "counted as on a GPU"),
         mock.patch.object(cuda, "unavailable", lambda *_: None),
         mock.patch.object(triton, "unavailable", lambda *_: None),
+        mock.patch.object(short_linear, "runs_cublas", lambda _: True),
     ):
         yield

@@ -8,6 +8,7 @@ from timm.layers import DropPath, SwiGLUPacked
 from timm.models import checkpoint
 from torch import Tensor, nn
 
+from ..ops._torch import is_unchanged
 from . import fast_block
 from .mixer import Mixer, State
 from .norm import RMSNorm, residual_norm
@@ -75,9 +76,9 @@ class Block(nn.Module):
                 return y
         if torch.jit.is_scripting():
             normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
+            x = x + self.drop_path(self._mix(normed, grid, valid))
         else:
-            x, normed = residual_norm(self.norm, x)
-        x = x + self.drop_path(self._mix(normed, grid, valid))
+            x = self._add_mixed(x, grid, valid)
         if self.mlp is not None and self.norm2 is not None:
             if torch.jit.is_scripting():
                 normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
@@ -94,6 +95,16 @@ class Block(nn.Module):
         if self.mlp is not None and self.norm2 is not None:
             x = x + self.drop_path(self.mlp(self.norm2(x.to(self.mixer.conv_bias.dtype))))
         return x, state
+
+    @torch.jit.unused
+    def _add_mixed(self, x: Tensor, grid: list[int] | None, valid: Tensor | None) -> Tensor:
+        """x plus the branch of the mixer, by its last product where that is possible."""
+        x, normed = residual_norm(self.norm, x)
+        drop_path, y = self.drop_path, None
+        is_open = is_unchanged(drop_path, nn.Identity) or is_unchanged(drop_path, DropPath) and not drop_path.training
+        if is_open and valid is None and is_unchanged(self.mixer, Mixer):
+            y = self.mixer._run_short(normed, grid, x)
+        return x + drop_path(self._mix(normed, grid, valid)) if y is None else y
 
     def _mix(self, x: Tensor, grid: list[int] | None, valid: Tensor | None) -> Tensor:
         if valid is not None:

@@ -20,6 +20,7 @@ from ..ops.mamba_inner import SCAN_NORM_EPS, check_arguments, convolve, projecti
 from ..ops.rules import NO_RULE, find_rule, inverse_softplus
 from ..ops.validate import MAX_CONV, MAX_STATE, check_flags
 from .norm import decay_rates
+from .short_linear import ShortLinear
 
 fx.wrap("decay_rates")
 
@@ -191,13 +192,14 @@ class Mixer(nn.Module):
         return self.out_proj(y)
 
     @torch.jit.unused
-    def _run_short(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
-        """As `forward` under autocast, or None where autocast converts nothing or the modules have to be called.
+    def _run_short(self, x: Tensor, grid: list[int] | None, stream: Tensor | None = None) -> Tensor | None:
+        """As `forward` under autocast, plus `stream`; or None where the modules have to be called.
 
-        All projections are converted at once: one launch, and one in backward, instead of one for each. A CPU with the
-        native library runs in float32.
+        That is where autocast converts nothing or the stream has another dtype. All projections are converted at once.
+        A CPU with the native library runs in float32.
         """
-        dtype = None if is_tracing(x) and not torch.compiler.is_compiling() else autocast_dtype(x)
+        is_seen = is_tracing(x) and (not torch.compiler.is_compiling() or torch.compiler.is_exporting())
+        dtype = None if is_seen else autocast_dtype(x)
         if dtype is None or dtype == self.in_proj.weight.dtype or cpu.unavailable(x.device.type) is None:
             return None
         layers = (self.in_proj, self.out_proj)
@@ -205,14 +207,18 @@ class Mixer(nn.Module):
             return None
         weights: Any = (self.in_proj.weight, self.out_proj.weight, self.x_proj, self.dt_proj)
         weights = weights[:2] if self.rule == NO_RULE else weights
-        if not all(type(weight) in CLASSES for weight in weights):
+        if not all(type(weight) in CLASSES for weight in weights) or stream is not None and stream.dtype != dtype:
             return None
-        short = torch.cat([weight.flatten() for weight in weights]).to(dtype)
-        parts = short.split([weight.numel() for weight in weights])
+        # ShortLinear has the gradients of the first two.
+        given = [weight.detach() if i < 2 else weight for i, weight in enumerate(weights)]
+        parts = (
+            torch.cat([weight.flatten() for weight in given]).to(dtype).split([weight.numel() for weight in weights])
+        )
         in_proj, out_proj, *scan_weights = (part.view(weight.shape) for part, weight in zip(parts, weights))
         inner = self.weights()._replace(**dict(zip(("x_proj", "dt_proj"), scan_weights)))
-        options = (self.scan_norm, self.rule, self.flags, grid)
-        return F.linear(torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, *options), out_proj)
+        xz = ShortLinear.apply(x.to(dtype), in_proj, weights[0], None)
+        y = torch.ops.vilonghorn.mamba_inner(xz, *inner, self.scan_norm, self.rule, self.flags, grid)
+        return ShortLinear.apply(y, out_proj, weights[1], stream)
 
     @torch.jit.unused
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
