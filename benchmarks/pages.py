@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,10 @@ def tables() -> dict[Path, dict[str, str]]:
             "runs": "\n".join(run_line(load(name)) for name in CPU_RUNS),
         },
         DOCS / "performance" / "front.md": {
+            "ranges": markdown(front_ranges(front_report)),
             "front": markdown(front.summary(front_cells(front_report))),
-            "front models": markdown(front.latencies(front_report, batch=1, threads=2)),
+            **{title: markdown(front.latencies(front_report, [V2, *names])) for title, names in front.CLASSES.items()},
+            "gaps": front_gaps(front_report),
         },
         DOCS / "performance" / "gpu.md": {"gpu scans": gpu_scan_table(), "gpu models": gpu_model_table()},
         DOCS / "export.md": {"weights": weights_table()},
@@ -101,6 +104,31 @@ def front_cells(report: Run, form: str | None = None) -> dict[tuple[int, ...], l
         if row["form"] == form or form is None and row["form"] in front.FORMS:
             cells.setdefault((row["size"], row["batch"], row["threads"]), []).append(row)
     return cells
+
+
+def front_ranges(report: Run) -> list[dict[str, str]]:
+    """The time of `vilonghornv2_tiny` divided by that of the fastest model of each class, the range over all cells."""
+    lines = []
+    for int8, (title, names) in product((False, True), front.CLASSES.items()):
+        found = [pair[0] for rows in front_cells(report).values() if (pair := front.rival(rows, names, int8))]
+        slower = f"{sum(value > 1 for value in found)} of {len(found)}"
+        lines.append(
+            {
+                "precision": "int8" if int8 else "float32",
+                "class": f"{title}%",
+                "ratio": extent(found),
+                "slower in": slower,
+            }
+        )
+    return lines
+
+
+def front_gaps(report: Run) -> str:
+    """The rivals that were not timed, and what failed, in Markdown."""
+    untimed = [f"`{name}`" for name in front.RIVALS if not any(row["model"] == name for row in report["rows"])]
+    failed = {f"`{row['model']}`, {row['form']}: {row['problem']}" for row in report["rows"] if row["problem"]}
+    said = [f"Not timed yet, so the ratios to their class may be too low: {', '.join(untimed)}."] if untimed else []
+    return "\n\n".join([*said, *sorted(failed)]) or "All models of the pool were timed."
 
 
 def deit_table() -> str:
@@ -217,6 +245,9 @@ def claims() -> dict[str, str]:
         found[f"training of {V2} on an H100, {size} px, to DeiT-Ti"] = figure(
             ratio(rows[f"{V2}, captured"], rows[f"{DEIT}, captured"])
         )
+    for line in front_ranges(load("front")):
+        name = f"inference of {V2} in onnxruntime, {line['precision']}, to the fastest of {line['class']}"
+        found[name] = line["ratio"]
     peers = load("gpu/peers")
     scans = (ratio(peers[step]["mamba, cuda"], peers[step]["mamba, mamba_ssm"]) for step in STEPS.values())
     return found | {"scan of Mamba's rule on an H100, forward and with backward, to mamba_ssm": extent(scans)}

@@ -4,8 +4,28 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
-OURS, LEVIT, MOBILENET, EFFICIENTVIT = "vilonghornv2_tiny", "levit_192", "mobilenetv4_conv_medium", "efficientvit_b1"
+OURS, SMALL, MEDIUM, EFFICIENTVIT = (
+    "vilonghornv2_tiny",
+    "mobilenetv4_conv_small",
+    "mobilenetv4_conv_medium",
+    "efficientvit_b1",
+)
+LSNET_LIKE = """
+from timm.models.registry import register_model
+default_cfgs = {"lsnet_t": {"hf_hub": "as in timm 0.5"}}
+class SKA:
+    pass
+class LSNet(torch.nn.Module):
+    def __init__(self, img_size=224, num_classes=1000, distillation=False, depth=0):
+        super().__init__()
+        self.img_size, self.depth, self.ska = img_size, depth, SKA().forward
+@register_model
+def lsnet_t(num_classes=1000, distillation=False, pretrained=False):
+    options = dict(img_size=224, num_classes=num_classes, distillation=distillation, depth=3)
+    return _create_lsnet("lsnet_t", pretrained=pretrained, **options)
+"""
 
 
 @pytest.fixture
@@ -21,8 +41,11 @@ def row(model, form, ms, size=224, run="2026-01-01 00:00:00", problem=None):
 def write(path, rows):
     machine = dict(cpu="Invented", cores=2, load=0, torch="1", timm="1", onnxruntime="1", command="invented")
     runs = {date: machine for date in ("2026-01-01 00:00:00", "2026-01-02 00:00:00")}
-    parameters = {row["model"]: 5_362_132 for row in rows}
-    path.write_text(json.dumps(dict(runs=runs, parameters=parameters, rows=rows)))
+    path.write_text(json.dumps(dict(runs=runs, rows=rows, **costs(rows))))
+
+
+def costs(rows):
+    return dict(parameters={row["model"]: 5_362_132 for row in rows}, gmacs={row["model"]: 0.538 for row in rows})
 
 
 @pytest.fixture
@@ -42,25 +65,90 @@ def interleaved(front, monkeypatch):
     return failing
 
 
-def test_ratios_are_to_the_faster_peer_of_the_same_run(front):
+def test_ratios_are_to_the_fastest_of_each_class_in_the_same_run(front):
     rows = [row(OURS, "eager", 30.0), row(OURS, "ort", 15.0), row(OURS, "int8", 5.0)]
-    rows += [row(MOBILENET, "onnxruntime", 10.0), row(EFFICIENTVIT, "onnxruntime", 12.0)]
+    rows += [row(MEDIUM, "onnxruntime", 10.0), row(EFFICIENTVIT, "onnxruntime", 12.0), row(SMALL, "onnxruntime", 5.0)]
     rows += [row("repvit_m1", "onnxruntime", 9.0, run="2026-01-02 00:00:00")]
     [line] = front.summary({(224, 1, 2): rows})
-    assert list(line.values()) == ["224", "1", "2", "1.50 (ort)", "-", f"1.50 ({MOBILENET})"]  # no peer in int8
+    assert list(line.values()) == ["224", "1", "2", f"3.00 ({SMALL})", f"1.50 ({MEDIUM})", "-", "-"]  # none in int8
     [line] = front.summary({(512, 1, 2): [row(OURS, "eager", 90.0, 512)]})
-    assert list(line.values())[3:] == ["-", "-", "-"]
+    assert list(line.values())[3:] == ["-"] * 4
+
+
+def test_every_rival_is_in_the_class_of_its_top1(front):
+    fast, accurate = front.CLASSES.values()
+    assert [*fast, *accurate] == list(front.RIVALS)
+    assert max(front.TOP1[name] for name in fast) < 76.5 < min(front.TOP1[name] for name in accurate)
 
 
 def test_latencies_are_those_of_the_fastest_form_of_each_size(front):
     rows = [row(OURS, "eager", 30.0), row(OURS, "ort", 15.0), row(OURS, "int8", 5.0), row(OURS, "eager", 90.0, 512)]
-    rows += [row(MOBILENET, "onnxruntime", 10.0), row(LEVIT, "eager", None, 512, problem="fits 224 px only")]
-    report = dict(rows=rows, parameters={row["model"]: 5_362_132 for row in rows})
-    found = {line.pop("model"): list(line.values()) for line in front.latencies(report, batch=1, threads=2)}
-    assert found[f"`{OURS}`"] == ["5.4 M", "-", "15.0", "90.0", "5.0", "-"]
-    assert found[f"`{MOBILENET}`"] == ["5.4 M", "79.1 (e500_r224_in1k)", "10.0", "-", "-", "-"]
-    assert found[f"`{LEVIT}`"][2:] == ["-"] * 4
-    assert front.latencies(report, batch=8, threads=2) == []
+    rows += [row(MEDIUM, "onnxruntime", 10.0), row(EFFICIENTVIT, "int8", None, 512, problem="no operator")]
+    lines = front.latencies(dict(rows=rows, **costs(rows)), [OURS, MEDIUM, EFFICIENTVIT])
+    assert [list(line.values()) for line in lines] == [
+        [f"`{OURS}`", "5.4 M", "0.54", "unknown", "15.0 / 5.0", "90.0 / -"],
+        [f"`{MEDIUM}`", "5.4 M", "0.54", "79.1 (e500_r224_in1k)", "10.0 / -", "- / -"],
+    ]
+    assert list(lines[0])[4:] == ["224 px, 2 threads", "512 px, 2 threads"]
+
+
+def test_lsnets_operator_weighs_the_neighbours_of_each_pixel(front):
+    torch.manual_seed(0)
+    x, weights = torch.randn(2, 6, 4, 5), torch.randn(2, 3, 9, 4, 5)
+    neighbours = torch.nn.functional.unfold(x, 3, padding=1).view(2, 2, 3, 9, 4, 5)
+    expected = torch.einsum("bgcnhw,bcnhw->bgchw", neighbours, weights).reshape(2, 6, 4, 5)
+    torch.testing.assert_close(front.weigh_neighbours(x, weights), expected)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--code", "absent"], "there is no folder absent"),
+        (["--files", "absent"], "there is no folder absent"),
+        (
+            ["--models", "lsnet_t", "--code", "."],
+            "no code of lsnet_t: clone https://github.com/jameslahm/lsnet at commit",
+        ),
+        (["--models", SMALL, "--forms", "ort"], "--forms ort are of vilonghornv2_tiny and vilonghorn_tiny only"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence_before_work(front, tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        front.main([*arguments, "--json", "front.json"])
+    assert said in capsys.readouterr().err and not (tmp_path / "front.json").exists()
+
+
+def test_models_whose_code_is_not_there_are_left_out_by_name(front, tmp_path, capsys, interleaved, monkeypatch):
+    monkeypatch.setattr(front, "create", lambda model, size, code: torch.nn.Identity())
+    assert front.main(["--forms", "eager", "--sizes", "64", "--json", str(tmp_path / "front.json")]) == 0
+    assert "left out: no code of repnext_m1, lsnet_t, lsnet_s: clone" in capsys.readouterr().out
+    found = {row["model"] for row in json.loads((tmp_path / "front.json").read_text())["rows"]}
+    assert found == {OURS, *front.RIVALS} - set(front.CODE)
+
+
+def test_a_model_of_a_clone_is_made(front, tmp_path):
+    for folder, module, text in (
+        ("RepNeXt", "repnext", "repnext_m1 = lambda: torch.nn.Conv2d(3, 4, 5)"),
+        ("lsnet", "lsnet", LSNET_LIKE),
+    ):
+        (tmp_path / folder / "model").mkdir(parents=True)
+        (tmp_path / folder / "model" / "__init__.py").touch()
+        (tmp_path / folder / "model" / f"{module}.py").write_text(f"import torch\n{text}\n")
+    assert front.create("repnext_m1", 64, tmp_path).out_channels == 4
+    lsnet = front.create("lsnet_t", 64, tmp_path)
+    assert (lsnet.img_size, lsnet.depth) == (64, 3)
+    assert lsnet.ska(torch.ones(1, 2, 4, 4), torch.ones(1, 2, 9, 4, 4))[0, 0, 0, 0] == 4
+
+
+def test_files_are_kept_and_not_written_again(front, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(front, "export", lambda model, kind, path, weights: path.write_text(made.append(path) or ""))
+    monkeypatch.setattr(front, "quantize", lambda source, path, shape: path.write_text(source.name))
+    for size in (224, 512):  # ours take all sizes
+        path = front.write_file(OURS, "int8", size, 1, tmp_path, None)
+    assert path.read_text() == f"{OURS}-onnxruntime.onnx" and len(made) == 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"{OURS}-int8.onnx", f"{OURS}-onnxruntime.onnx"]
 
 
 def test_a_candidate_that_fails_is_named_and_the_others_are_measured(front, tmp_path, capsys, interleaved, monkeypatch):
@@ -68,27 +156,28 @@ def test_a_candidate_that_fails_is_named_and_the_others_are_measured(front, tmp_
         raise RuntimeError(f"no operator for {model}")
 
     monkeypatch.setattr(front, "write_file", write_file)
-    interleaved[MOBILENET] = "OutOfMemoryError: 8 GB"
-    models = ["--models", OURS, MOBILENET, LEVIT, "--sizes", "64", "--rounds", "3"]
-    assert front.main([*models, "--json", str(tmp_path / "front.json")]) == 1
+    interleaved[MEDIUM] = "OutOfMemoryError: 8 GB"
+    options = ["--models", OURS, MEDIUM, "--sizes", "64", "--threads", "2", "--rounds", "3", "--forms", "eager", "ort"]
+    assert front.main([*options, "--json", str(tmp_path / "front.json")]) == 1
     output = capsys.readouterr().out.partition("not measured: ")[2]
-    assert f"model {MOBILENET}, form eager, size 64, batch 1, threads 2: OutOfMemoryError: 8 GB" in output
+    assert f"model {MEDIUM}, form eager, size 64, batch 1, threads 2: OutOfMemoryError: 8 GB" in output
     assert f"model {OURS}, form ort, size 64, batch 1, threads 2: RuntimeError: no operator for {OURS}" in output
-    assert LEVIT not in output  # left out, which is no failure
-    found = {(r["model"], r["form"]): r for r in json.loads((tmp_path / "front.json").read_text())["rows"]}
-    assert found[OURS, "eager"]["ms"] == [3.0] * 3 * front.SAMPLES
-    assert found[LEVIT, "eager"]["problem"] == front.ONLY[LEVIT][1]
+    report = json.loads((tmp_path / "front.json").read_text())
+    found = {(r["model"], r["form"]): r["ms"] for r in report["rows"]}
+    assert found == {(OURS, "eager"): [3.0] * 3 * front.SAMPLES, (OURS, "ort"): None, (MEDIUM, "eager"): None}
+    assert report["parameters"][OURS] == 5_362_132 and round(report["gmacs"][OURS], 2) == 0.54
 
 
 def test_an_interrupted_run_keeps_what_is_there(front, tmp_path, interleaved):
     report, earlier = tmp_path / "front.json", [row(OURS, "eager", 90.0, 512), row(OURS, "eager", 30.0)]
     write(report, earlier)
     interleaved[EFFICIENTVIT] = KeyboardInterrupt()
-    command = ["--models", OURS, MOBILENET, EFFICIENTVIT, "--sizes", "224", "--forms", "eager", "--json", str(report)]
+    command = ["--models", OURS, MEDIUM, EFFICIENTVIT, "--sizes", "224", "--threads", "2", "--forms", "eager"]
+    command += ["--json", str(report)]
     with pytest.raises(KeyboardInterrupt):
         front.main(command)
     rows = json.loads(report.read_text())["rows"]
-    assert rows[:2] == earlier and [(r["model"], r["ms"]) for r in rows[2:]] == [(MOBILENET, [3.0] * front.SAMPLES)]
+    assert rows[:2] == earlier and [(r["model"], r["ms"]) for r in rows[2:]] == [(MEDIUM, [3.0] * front.SAMPLES)]
     interleaved.clear()
     assert front.main(command) == 0
     rows = json.loads(report.read_text())["rows"]
