@@ -1,5 +1,5 @@
 // The depthwise 3 x 3 convolution over a grid of patches, with SiLU, and with a gate silu(z) if there is a z. One
-// kernel forward, one backward, and a sum of the weights' gradients. A launch runs one direction.
+// kernel forward, one backward, and a sum of the weights' gradients. There is one direction.
 //
 // A thread has VECTOR adjacent channels and ROWS rows of patches, and walks along part of them, column by column. The
 // convolution is computed in transposed form: a column of inputs is added to the results of three columns. Backward
@@ -12,30 +12,27 @@ namespace vilonghorn {
 constexpr int kGridTaps = 9;
 constexpr int kGridRows = 4;  // of a thread
 
-// The rows of patches of a thread, or the class token, which is a grid of one patch. MAY_HAVE: there may be a class
-// token, before the middle patch.
-template <bool MAY_HAVE> struct Grid {
-  int line, rows, columns, first, middle;  // first: the token of patch 0; middle: the first patch after a class token
-  VL_DEVICE Grid(const VlConv &a, const Place<true> &place)
-      : line(place.line), rows((int)a.conv_grid.rows), columns((int)a.conv_grid.columns), first(0) {
-    const int patches = rows * columns;
-    middle = has_class_token(a) ? patches / 2 : patches;
-    if (MAY_HAVE && place.is_class_token) rows = columns = middle = 1, first = patches / 2;
+// The place of a thread, whose `line` is its first row of patches.
+struct Grid : Place {
+  int rows, columns;
+  VL_DEVICE Grid(const Walk &walk, int vector)
+      : Place(walk, vector, (walk.conv.conv_grid.rows + kGridRows - 1) / kGridRows, walk.conv.conv_grid.columns),
+        rows((int)walk.conv.conv_grid.rows), columns((int)walk.conv.conv_grid.columns) {
+    line *= kGridRows;
   }
   // Whether there is a row `i` after the thread's first one, for i from -kGridRows to kGridRows + 2.
   VL_DEVICE bool has_row(int i) const { return i < 0 ? line >= -i : line < rows - i; }
   VL_DEVICE bool has_column(int column) const { return (unsigned)column < (unsigned)columns; }
 };
 
-// A tensor from a thread's first row on.
-template <class T, bool MAY_HAVE> struct Rows {
-  const Grid<MAY_HAVE> &grid;
+// The thread's channels of a tensor, from its first row on.
+template <class T> struct Rows {
+  const Grid &grid;
   T *first;
   int64_t step, row_step;
-  // `tensor`: token 0.
-  VL_DEVICE Rows(const T *tensor, int64_t step, const Grid<MAY_HAVE> &grid)
-      : grid(grid), first((T *)tensor + (grid.first + grid.line * grid.columns) * step), step(step),
-        row_step(grid.columns * step) {
+  VL_DEVICE Rows(const void *tensor, int64_t batch, int64_t step, const Grid &grid)
+      : grid(grid), first((T *)tensor + grid.batch * batch + grid.channel + grid.line * grid.columns * step),
+        step(step), row_step(grid.columns * step) {
     pin(first), pin(row_step);
   }
   // Calls visit(i, the patch of row `begin` + i) for COUNT rows of a column.
@@ -43,7 +40,7 @@ template <class T, bool MAY_HAVE> struct Rows {
     T *at = first + begin * row_step + column * step;
     VL_UNROLL for (int i = 0; i < COUNT; i++, at += row_step) {
       pin(at);
-      visit(i, MAY_HAVE && (grid.line + begin + i) * grid.columns + column >= grid.middle ? at + step : at);
+      visit(i, at);
     }
   }
   // Reads COUNT rows of a column; zeros outside of the grid.
@@ -68,12 +65,11 @@ VL_DEVICE void to_floats(const Vector<T, VECTOR> (&in)[COUNT], float (&out)[COUN
 // The filter of each channel of a thread.
 template <int VECTOR> struct Filter {
   float weight[kGridTaps][VECTOR], bias[VECTOR];
-  VL_DEVICE Filter(const Walk &walk, int channel) {
+  VL_DEVICE Filter(const VlConv &a, int channel) {
     VL_UNROLL for (int c = 0; c < VECTOR; c++) {
-      const int64_t row = walk.direction[0] * walk.conv.channels + channel + c;
-      bias[c] = ((const float *)walk.conv.bias)[row];
+      bias[c] = ((const float *)a.bias)[channel + c];
       VL_UNROLL for (int j = 0; j < kGridTaps; j++) weight[j][c] =
-          ((const float *)walk.conv.weight)[row * kGridTaps + j];
+          ((const float *)a.weight)[(channel + c) * kGridTaps + j];
     }
   }
 };
@@ -100,27 +96,23 @@ template <int ROWS, int VECTOR, bool FLIPPED> struct Sweep {
 template <class T, int VECTOR>
 __global__ void __launch_bounds__(kThreads) conv_grid_forward(const __grid_constant__ Walk walk) {
   constexpr int ROWS = kGridRows;
-  constexpr bool MAY_HAVE = VECTOR == 1;
   const VlConv &a = walk.conv;
-  const Place<true> place(walk, VECTOR, ROWS);
-  if (!place.active) return;
-  const Grid<MAY_HAVE> grid(a, place);
-  const Filter<VECTOR> filter(walk, place.channel);
+  const Grid grid(walk, VECTOR);
+  if (!grid.active) return;
+  const Filter<VECTOR> filter(a, grid.channel);
   Sweep<ROWS, VECTOR, false> sweep(filter);
-  const int64_t sequence = walk.direction[0] * a.batch + place.batch;
-  const Rows<T, MAY_HAVE> x(token_at<T>(a.x, 0, place.batch, 0) + place.channel, a.x.step, grid);
-  const Rows<T, MAY_HAVE> z(token_at<T>(a.z, 0, place.batch, 0) + place.channel, a.z.step, grid);
-  const Rows<T, MAY_HAVE> y((T *)a.y + sequence * a.length * a.channels + place.channel, a.channels, grid);
+  const Rows<T> x(a.x.data, a.x.batch, a.x.step, grid), z(a.z.data, a.z.batch, a.z.step, grid),
+      y(a.y, a.length * a.channels, a.channels, grid);
   const bool gated = a.z.data;
   Vector<T, VECTOR> next[ROWS + 2], next_z[ROWS] = {};
-  x.read(next, -1, place.begin - 1);
-  VL_ROLL for (int column = place.begin - 1; column <= place.end; column++) {
+  x.read(next, -1, grid.begin - 1);
+  VL_ROLL for (int column = grid.begin - 1; column <= grid.end; column++) {
     float in[ROWS + 2][VECTOR], gate[ROWS][VECTOR], out[ROWS][VECTOR];
     to_floats(next, in), to_floats(next_z, gate);
     x.read(next, -1, column + 1);
     if (gated) z.read(next_z, 0, column);
     sweep.add(filter, in, out);
-    if (column <= place.begin) continue;
+    if (column <= grid.begin) continue;
     VL_UNROLL for (int r = 0; r < ROWS; r++) VL_UNROLL for (int c = 0; c < VECTOR; c++) {
       out[r][c] *= sigmoid(out[r][c]);
       if (gated) out[r][c] *= gate[r][c] * sigmoid(gate[r][c]);
@@ -134,28 +126,23 @@ template <class T, int VECTOR>
 __global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_constant__ Walk walk) {
   VL_SHARED(shared);
   constexpr int ROWS = kGridRows;
-  constexpr bool MAY_HAVE = VECTOR == 1;
   const VlConv &a = walk.conv;
-  const Place<true> place(walk, VECTOR, ROWS);
+  const Grid grid(walk, VECTOR);
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
   float gradient[kGridTaps + 1][VECTOR] = {};  // of the weights, then of the bias
-  if (place.active) {
-    const Grid<MAY_HAVE> grid(a, place);
-    const Filter<VECTOR> filter(walk, place.channel);
+  if (grid.active) {
+    const Filter<VECTOR> filter(a, grid.channel);
     Sweep<ROWS + 2, VECTOR, false> forward(filter);
     Sweep<ROWS, VECTOR, true> back(filter);
-    const int64_t first = place.batch * a.length;
-    const Rows<T, MAY_HAVE> x(token_at<T>(a.x, 0, place.batch, 0) + place.channel, a.x.step, grid);
-    const Rows<T, MAY_HAVE> z(token_at<T>(a.z, 0, place.batch, 0) + place.channel, a.z.step, grid);
-    const Rows<T, MAY_HAVE> dy(token_at<T>(a.dy, walk.direction[0], place.batch, 0) + place.channel, a.dy.step, grid);
-    const Rows<T, MAY_HAVE> dx((T *)a.dx + first * a.dx_step + place.channel, a.dx_step, grid);
-    const Rows<T, MAY_HAVE> dz((T *)a.dz + first * a.dx_step + place.channel, a.dx_step, grid);
-    const Rows<float, MAY_HAVE> sums((float *)a.sums + first * a.channels + place.channel, a.channels, grid);
+    const int64_t dx_batch = a.length * a.dx_step;
+    const Rows<T> x(a.x.data, a.x.batch, a.x.step, grid), z(a.z.data, a.z.batch, a.z.step, grid),
+        dy(a.dy.data, a.dy.batch, a.dy.step, grid), dx(a.dx, dx_batch, a.dx_step, grid),
+        dz(a.dz, dx_batch, a.dx_step, grid);
     const bool gated = a.z.data;
     Vector<T, VECTOR> next[ROWS + 4], window[3][ROWS + 4] = {};  // of x; window[2] is that of this turn
     Vector<T, VECTOR> next_dy[ROWS + 2] = {}, next_z[ROWS + 2] = {};
-    x.read(next, -2, place.begin - 2);
-    VL_ROLL for (int column = place.begin - 2; column <= place.end + 1; column++) {
+    x.read(next, -2, grid.begin - 2);
+    VL_ROLL for (int column = grid.begin - 2; column <= grid.end + 1; column++) {
       VL_UNROLL for (int i = 0; i < ROWS + 4; i++) window[0][i] = window[1][i], window[1][i] = window[2][i],
                                                    window[2][i] = next[i];
       float in[ROWS + 4][VECTOR], dv[ROWS + 2][VECTOR], out[ROWS][VECTOR], given[ROWS + 2][VECTOR],
@@ -164,9 +151,9 @@ __global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_cons
       x.read(next, -2, column + 1), dy.read(next_dy, -1, column);
       if (gated) z.read(next_z, -1, column);
       forward.add(filter, in, dv);
-      if (column < place.begin) continue;
+      if (column < grid.begin) continue;
       // Of the column before: v, the sum before SiLU, becomes its gradient.
-      const bool inside = grid.has_column(column - 1), is_own = column > place.begin && column <= place.end;
+      const bool inside = grid.has_column(column - 1), is_own = column > grid.begin && column <= grid.end;
       VL_UNROLL for (int i = 0; i < ROWS + 2; i++) VL_UNROLL for (int c = 0; c < VECTOR; c++) {
         const float v = dv[i][c], sigma = sigmoid(v), silu = v * sigma;
         const float opening = sigmoid(gate[i][c]), d_gate = given[i][c] * opening;
@@ -181,20 +168,14 @@ __global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_cons
       }
       if (gated && is_own) dz.write(out, column - 1);
       back.add(filter, dv, out);
-      if (column < place.begin + 2) continue;
-      if (walk.adds)
-        sums.template walk<ROWS>(0, column - 2, [&](int i, const float *at) {
-          if (grid.has_row(i)) VL_UNROLL for (int c = 0; c < VECTOR; c++) out[i][c] += at[c];
-        });
-      if (walk.finishes) dx.write(out, column - 2);
-      else sums.write(out, column - 2);
+      if (column < grid.begin + 2) continue;
+      dx.write(out, column - 2);
     }
   }
   float *const gradients = (float *)shared;  // (taps + 1, threads, VECTOR)
-  VL_UNROLL for (int j = 0; j <= kGridTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++)
-      gradients[(j * threads + thread) * VECTOR + c] = gradient[j][c];
+  VL_UNROLL for (int j = 0; j <= kGridTaps; j++) store(gradients + (j * threads + thread) * VECTOR, gradient[j]);
   sync_block();
-  sum_rows<VECTOR>(walk, (const float *)shared, place.channel, place.row);
+  sum_rows<VECTOR>(walk, gradients, grid.channel, grid.row);
 }
 
 }  // namespace vilonghorn

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 26 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 27 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
@@ -102,8 +102,8 @@ typedef struct {
   int32_t dtype, threads;
   const uint8_t *reverse;
   VlInput x;            /* (B, L, D): direction stride 0 */
-  VlConvGrid conv_grid; /* CUDA: for a filter of 3 x 3, whose weight is (G, D, 3, 3); `reverse` is not used then */
-  VlInput z;            /* CUDA, with a grid and one direction: (B, L, D), optional: y is multiplied by silu(z) */
+  VlConvGrid conv_grid; /* CUDA: without a class token, for a weight of (1, D, 3, 3); `reverse` is not used then */
+  VlInput z;            /* CUDA, with a grid: (B, L, D), optional: y is multiplied by silu(z) */
   const void *weight;   /* (G, D, d_conv): the last tap applies to the current step */
   const void *bias;     /* (G, D) */
   void *y;              /* (G, B, L, D) */
@@ -112,10 +112,7 @@ typedef struct {
   void *dx, *dz;         /* (B, L, D); dz with z */
   int64_t dx_step;       /* stride between the tokens of dx, and of dz; D if contiguous */
   void *dweight, *dbias; /* (G, D, d_conv), (G, D) */
-  /* CUDA backward only: workspaces */
-  void *partials; /* vl_cuda_conv_rows() * G * D * (d_conv + 1) floats */
-  void *sums; /* (B, L, D) float, where more than one direction is reversed, or more than one is not; with a grid, where
-                 G > 1 */
+  void *partials;        /* CUDA: vl_cuda_conv_rows() * G * D * (d_conv + 1) floats of workspace */
 } VlConv;
 
 typedef struct {
@@ -287,7 +284,8 @@ VL_EXPORT const char *vl_cuda_error(int error);
 VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *); /* the size of `partials` */
 VL_EXPORT int vl_cuda_scan_forward(const VlScan *, int device, void *stream);
 VL_EXPORT int vl_cuda_scan_backward(const VlScan *, int device, void *stream);
-/* The convolution takes every alignment, stride and number of directions. Aligned to 16 bytes it is fastest. */
+/* The convolution is over a grid, or has four taps and one direction or two opposite ones. The weight is aligned to 16
+ * bytes. It takes every stride; with other tensors aligned to 16 bytes, too, it is fastest. */
 VL_EXPORT int64_t vl_cuda_conv_rows(const VlConv *); /* the number of rows of `partials` */
 VL_EXPORT int vl_cuda_conv_forward(const VlConv *, int device, void *stream);
 VL_EXPORT int vl_cuda_conv_backward(const VlConv *, int device, void *stream);

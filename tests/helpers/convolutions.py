@@ -16,11 +16,8 @@ CASES = [
     ((2, 3, 33, 40, 4), (True, False)),
     ((1, 2, 21, 24, 4), (True,)),
     ((1, 1, 9, 12, 4), (False,)),
-    ((2, 1, 19, 6, 4), (False, False)),
-    ((3, 1, 17, 8, 4), (True, False, True)),
-    ((3, 1, 17, 33, 3), (False, True, False)),
-    ((1, 2, 9, 16, 1), (True,)),
-    ((2, 1, 23, 6, 7), (False, True)),
+    ((2, 1, 19, 6, 4), (True, False)),
+    ((2, 1, 17, 33, 4), (False, True)),
 ]
 # Relative errors: of rounding the result for the short types
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}

@@ -24,7 +24,7 @@ from vilonghorn.ops.backends import cpu, cuda  # noqa: E402
 
 # G, B, L, D, N; G, B, L, D, K
 SCANS = [(2, 1, 11, 34, 16), (3, 1, 9, 6, 14), (1, 33, 1, 2, 5), (4, 1, 3, 34, 16)]
-CONVOLUTIONS = [(2, 1, 33, 16, 4), (3, 2, 17, 33, 3)]
+CONVOLUTIONS = [(2, 1, 33, 16, 4), (1, 2, 17, 33, 4)]
 REVERSE = {1: (False,), 2: (False, True), 3: (False, True, True), 4: (True,) * 4}  # of 4, one team makes all passes
 
 
@@ -40,7 +40,8 @@ def run(library: str) -> None:
             options = dict(rule=rule, reverse=REVERSE[shape[0]], reduce="mean")
             value_and_grads(partial(scan, backend="cuda"), values, **options)
         for G, heads, grid in ((2, None, None), (1, 2, (4, 5))):
-            values = mixer_inputs(G, 1, 21, 34, 5, 2, 9, rule=rule, heads=heads, filters=grid and (3, 3))
+            L, K = (20, 9) if grid else (21, 4)
+            values = mixer_inputs(G, 1, L, 34, 5, 2, K, rule=rule, heads=heads, filters=grid and (3, 3))
             mixer = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
             value_and_grads(mixer, values, rule=rule, reverse=REVERSE[G], grid=grid)
     cuda.norm_backward(*(torch.ones(70, 48) for _ in range(3)), torch.ones(48), 1e-5)

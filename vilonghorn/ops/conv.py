@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._torch import autocast_dtype, num_dispatch_modes
 from .arguments import ConvArguments
-from .backends import CONV_BACKENDS, choose_conv, cuda
+from .backends import CONV_BACKENDS, choose_conv, cuda, reference
 from .register import register_op
 from .scan_order import class_token_first, insert_class_token
 from .validate import check_flags, check_grid, validate_conv
@@ -33,7 +33,8 @@ def conv_silu(
 
     Args:
         x: tokens, (B, L, D), any strides.
-        weight: (G, D, K), the last of K for the present token; K from 1 to 64 (4 is specialised).
+        weight: (G, D, K), the last of K for the present token; K from 1 to 64. The kernel of a GPU is for K = 4 and one
+            direction or two opposite ones.
         bias: (G, D).
         reverse: a flag for each direction.
         initial_state: the K - 1 tokens before x, in a reverse direction after x, (B, K - 1, D). Default: zeros. It and
@@ -55,7 +56,7 @@ def conv_silu(
     if initial_state is not None or return_state:
         return _conv_of_a_piece(args, initial_state, return_state)
     counted = x.is_meta and num_dispatch_modes()  # nothing runs there: a counter of FLOPs knows the operator
-    if choose_conv(x.device, x.dtype, backend) == "reference" and not counted:
+    if _choose(args) == reference.NAME and not counted:
         validate_conv(args)
         return conv_silu_reference(x, weight, bias, args.reverse)
     return _run(args)
@@ -93,7 +94,7 @@ def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequen
 def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) -> Tensor:
     """Depthwise convolution over the grid of patches, then SiLU, with G filters a channel.
 
-    Filters of 3 x 3 run in the CUDA library where there is one, else torch computes.
+    Without a class token, one filter of 3 x 3 runs in the CUDA library where there is one, else torch computes.
 
     Source: Vision-LSTM v2 (Alkin et al., arXiv 2406.04303), which has no class token. Here a class token is an image of
     one pixel: the middle of the filter is its weight.
@@ -115,9 +116,10 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     if height % 2 == 0 or width % 2 == 0:
         raise ValueError(f"conv2d_silu: the filter is {height} x {width}, expected an odd height and an odd width")
     dtype = autocast_dtype(x) or x.dtype
-    if (height, width) == cuda.GRID_FILTER and choose_conv(x.device, dtype, None) == cuda.NAME:
-        conv_grid = [rows, columns, height, width]
-        return _run(ConvArguments(x.to(dtype), weight.flatten(2), bias, [0] * len(weight), conv_grid=conv_grid))
+    conv_grid = [rows, columns, height, width]
+    args = ConvArguments(x.to(dtype), weight.flatten(2), bias, [0] * len(weight), conv_grid=conv_grid)
+    if _choose(args) == cuda.NAME:
+        return _run(args)
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     class_token, patches = None, x
     if x.shape[1] > rows * columns:
@@ -134,9 +136,21 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     return torch.stack(outputs)
 
 
-def _kernel(args: ConvArguments) -> Any:
+def _choose(args: ConvArguments) -> str:
+    """The name of the backend of a convolution. Raises RuntimeError if the one asked for has no kernel for it."""
     name = choose_conv(args.x.device, args.x.dtype, args.backend)
-    if name == "reference":
+    taps, length = args.weight.shape[-1], args.x.shape[1]
+    if name != cuda.NAME or cuda.takes_conv(taps, args.reverse, args.conv_grid, length):
+        return name
+    if args.backend == cuda.NAME:
+        expected = f"takes {cuda.TAPS} taps in one direction or in two opposite ones"
+        raise RuntimeError(f"conv_silu: backend 'cuda' {expected}, not {taps} and {args.reverse}; use 'reference'")
+    return reference.NAME
+
+
+def _kernel(args: ConvArguments) -> Any:
+    name = _choose(args)
+    if name == reference.NAME:
         raise RuntimeError(
             f"conv_silu: no kernel runs {args.x.dtype} on {args.x.device.type!r}; call vilonghorn.ops.conv_silu, which "
             "falls back to torch"

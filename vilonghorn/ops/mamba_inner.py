@@ -57,8 +57,8 @@ def mamba_inner(
     Args:
         xz: values and gates side by side, (B, L, 2D), float32, bfloat16, float16 or float64, any strides.
         conv_weight: (S, D, K), the last of K for the present token; K from 1 to 64 (4 is specialised). Or of
-            `conv2d_silu`, (S, D, height, width): in the kernel on a CPU with the native library, for 3 x 3 also with
-            the CUDA library, else composed.
+            `conv2d_silu`, (S, D, height, width): in the kernel on a CPU with the native library, for one direction of
+            3 x 3 without a class token also with the CUDA library, else composed.
         conv_bias: (S, D).
         x_proj: (S, R + 2N, D): rows of dt's factor, k and q; N from 1 to 64 (16 is specialised). None, as the following
             weights, with rule "none".

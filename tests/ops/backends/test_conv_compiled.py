@@ -41,7 +41,7 @@ def straight_runs(kernel) -> list[list[str]]:
 
 
 def test_the_kernels_spill_nothing(kernels):
-    # Two dtypes, forward and backward, one direction and a pair, four taps and any number; and the reduction
+    # Two dtypes, forward and backward, one direction and a pair, several channels a thread and one; and the reduction
     sequence = 2 * 2 * 2 * 2 + 1
     grid = 2 * 2 * 2  # two dtypes, forward and backward, several channels a thread and one
     assert len(kernels) == sequence + grid
@@ -51,7 +51,7 @@ def test_the_kernels_spill_nothing(kernels):
 
 
 def test_a_pair_of_directions_issues_few_instructions(kernels):
-    pairs = {symbol: kernel for symbol, kernel in kernels.items() if "ELi4ELb1E" in symbol}
+    pairs = {symbol: kernel for symbol, kernel in kernels.items() if re.search("Li[24]ELb1E", symbol)}
     assert len(pairs) == 2 * 2
     for symbol, kernel in pairs.items():
         name = re.search(r"conv_(forward|backward)", symbol)[1]

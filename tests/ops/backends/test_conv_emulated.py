@@ -5,15 +5,16 @@ from functools import partial
 import pytest
 import torch
 from convolutions import CASES, check
-from oracle import conv_inputs, value_and_grads
+from oracle import compare, conv_inputs, convolution, value_and_grads
 
 from vilonghorn.ops import conv_silu
+from vilonghorn.ops.arguments import ConvArguments
 from vilonghorn.ops.backends import cpu, cuda
 from vilonghorn.ops.conv import conv2d_silu
 
 pytestmark = pytest.mark.usefixtures("emulator")
 emulated = partial(conv_silu, backend="cuda")
-LARGE = [((2, 1, 197, 384, 4), (False, True)), ((2, 1, 90, 3, 64), (False, True))]  # an image, and the most taps
+LARGE = [((2, 1, 197, 384, 4), (False, True))]  # an image
 
 
 @pytest.mark.parametrize("dtype", cuda.DTYPES, ids=str)
@@ -24,10 +25,19 @@ def test_the_kernels_agree_with_the_oracle(shape, reverse, dtype):
 
 # Where there is one token more than patches, it is a class token. A row of 70 patches has several segments.
 @pytest.mark.parametrize(
-    ("tokens", "channels", "grid"), [(15, 16, (3, 5)), (16, 5, (3, 5)), (211, 8, (3, 70)), (140, 6, (2, 70))], ids=str
+    ("G", "tokens", "channels", "grid", "in_kernel"),
+    [
+        (1, 15, 16, (3, 5), True),
+        (1, 15, 5, (3, 5), True),
+        (1, 210, 8, (3, 70), True),
+        (1, 140, 6, (2, 70), True),
+        (1, 16, 8, (3, 5), False),
+        (2, 15, 8, (3, 5), False),
+    ],
+    ids=str,
 )
-def test_a_convolution_over_the_grid_runs_the_kernel(tokens, channels, grid, monkeypatch):
-    x, weight, bias = conv_inputs(2, 2, tokens, channels, 9).values()
+def test_a_convolution_over_the_grid_runs_the_kernel(G, tokens, channels, grid, in_kernel, monkeypatch):
+    x, weight, bias = conv_inputs(G, 2, tokens, channels, 9).values()
     values = dict(x=x, weight=weight.unflatten(2, (3, 3)), bias=bias)
     run = partial(conv2d_silu, grid=grid)
     expected = value_and_grads(run, {name: value.double() for name, value in values.items()})
@@ -35,14 +45,14 @@ def test_a_convolution_over_the_grid_runs_the_kernel(tokens, channels, grid, mon
     launched, forward = [], cuda.conv_forward
     monkeypatch.setattr(cuda, "conv_forward", lambda args: launched.append(1) or forward(args))
     actual = value_and_grads(run, values)
-    assert launched
+    assert bool(launched) == in_kernel
     for name, value in expected.items():
         torch.testing.assert_close(actual[name].double(), value, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 37, 40, 4), (3, 2, 37, 5, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 37, 40, 4), (1, 2, 37, 5, 4)], ids=str)
 def test_results_are_bitwise_equal_whatever_the_order_of_the_threads(shape):
-    run = partial(value_and_grads, emulated, conv_inputs(*shape), reverse=(False, True, True)[: shape[0]])
+    run = partial(value_and_grads, emulated, conv_inputs(*shape), reverse=(False, True)[: shape[0]])
     first, second = run(), run()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -146,6 +156,18 @@ def test_compiled_equals_eager_in_one_graph_that_chooses_the_kernel(monkeypatch)
     compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
     expected, actual = value_and_grads(emulated, values, reverse=(False, True)), value_and_grads(compiled, values)
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("K, reverse", [(3, (False,)), (5, (False, True)), (4, (True, True)), (4, (True, False, True))])
+def test_what_the_kernel_does_not_take_runs_in_torch(K, reverse, monkeypatch):
+    monkeypatch.setattr(cpu, "_reason", "not built")
+    values = conv_inputs(len(reverse), 2, 9, 8, K)
+    compare(conv_silu, values, 1e-6, truth=convolution, reverse=reverse)
+    with pytest.raises(RuntimeError, match=rf"takes 4 taps in one direction .* not {K} and .*; use 'reference'"):
+        emulated(**values, reverse=reverse)
+    args = ConvArguments(*values.values(), [int(flag) for flag in reverse])
+    with pytest.raises(RuntimeError, match="invalid argument"):  # from the library itself
+        cuda.conv_forward(args)
 
 
 def test_an_error_of_the_runtime_is_raised_with_its_text():

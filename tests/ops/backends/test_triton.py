@@ -6,6 +6,7 @@ Whether a kernel is interpreted is settled when triton is imported, so these tes
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,3 +119,16 @@ def test_a_large_batch_stays_within_the_axes_of_a_grid(heads, monkeypatch):
     triton_backend.backward(y, None, args, saved_states)
     assert len(grids) == (4 if heads == 1 else 3)
     assert all(grid[0] in (batch, 2 * batch) and max(grid[1:]) <= 65_535 for grid in grids.values()), grids
+
+
+def test_more_channels_than_a_grid_has_blocks_are_refused(monkeypatch):
+    monkeypatch.setattr(triton_backend._Launch, "run", lambda *_: None)
+    channels, most = triton_backend.tile_of(16).channels, 2**16 - 1
+    for blocks in (most, most + 1):
+        x, k = torch.empty(1, 1, 1, blocks * channels), torch.empty(1, 1, 1, 16)
+        run = partial(triton_backend.forward, ScanArguments(x, x, k, k, reverse=(0,)), False)
+        if blocks == most:
+            assert run()[0].shape == x.shape
+        else:
+            with pytest.raises(ValueError, match="2097152 channels in 65536 blocks, .* at most 65535"):
+                run()

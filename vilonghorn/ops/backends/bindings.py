@@ -21,7 +21,7 @@ from ... import __version__
 from ..arguments import CHANNELS_FIRST, LAYOUTS, BlockArguments, ConvArguments, ScanArguments, by_channel, named_tensors
 from ..rules import NO_RULE, RULES
 
-ABI = 26  # VL_ABI
+ABI = 27  # VL_ABI
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
 DTYPE_NUMBERS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}  # VL_FLOAT32, ...
@@ -151,7 +151,7 @@ CONV = Struct(
     "input dy",
     "P dx dz",
     "q dx_step",
-    "P dweight dbias partials sums",
+    "P dweight dbias partials",
 )
 _BLOCK_TENSORS = LAYOUTS[BlockArguments].tensors
 BLOCK_WEIGHTS = [name for name in _BLOCK_TENSORS if name != "drop_scales"]  # and x: the tensors with gradients

@@ -1,13 +1,14 @@
 """The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
-There are no kernels for float64 and float16, nor for more than MAX_STATES states or an odd number of channels.
+There are no kernels for float64 and float16, of scans for more than MAX_STATES states or an odd number of channels, and
+of convolutions beside those of `takes_conv`.
 `kernels/cuda/scan.cu` chooses the kernel.
 """
 
 import ctypes
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ ALIGNMENT = 16  # bytes that kernels read of saved states in one access
 RANK_MULTIPLE = 16
 MAX_DIRECTIONS = 64
 MAX_NORM = 1024  # VL_CUDA_MAX_NORM
-GRID_FILTER = (3, 3)  # the only one with kernels
+TAPS = 4  # of a convolution over the sequence, the only number with kernels
+GRID_FILTER = (3, 3)  # the same over a grid
 MAX_STRIDE = 2**31 - 1
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -113,9 +115,27 @@ def backward(
     return tuple([None if t is None else grad if grad.dtype == t.dtype else grad.to(t.dtype) for grad, t in pairs])
 
 
+def takes_conv(taps: int, reverse: Sequence[int], conv_grid: Sequence[int], length: int) -> bool:
+    """Whether there is a kernel of a convolution with so many taps over so many tokens.
+
+    That is for `TAPS` in one direction or in two opposite ones, and on a grid without a class token for `GRID_FILTER`
+    in one direction.
+    """
+    if conv_grid:
+        rows, columns, *sides = conv_grid
+        return tuple(sides) == GRID_FILTER and len(reverse) == 1 and rows * columns == length
+    return taps == TAPS and sorted(map(bool, reverse)) in ([False], [True], [False, True])
+
+
+def _conv_params(args: ConvArguments) -> Params:
+    if args.weight.data_ptr() % ALIGNMENT:
+        args = args._replace(weight=args.weight.clone())
+    return conv_params(args, args.x.dtype)
+
+
 def conv_forward(args: ConvArguments, z: Tensor | None = None) -> Tensor:
-    """Runs `vilonghorn.ops.conv_silu`, or a convolution of `GRID_FILTER` over a grid with SiLU, times silu(z)."""
-    params = conv_params(args, args.x.dtype)
+    """Runs a convolution that `takes_conv`, with SiLU, on a grid also times silu(z)."""
+    params = _conv_params(args)
     params.activation("z", z)
     y = params.output("y", (len(args.reverse), *args.x.shape))
     _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params)
@@ -129,7 +149,7 @@ def conv_backward(
 
     With z that of z is written to `dz`, whose strides are those of `dx`.
     """
-    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, args.x.dtype)
+    (G, D, K), library, params = args.weight.shape, _open()[0], _conv_params(args)
     params.activation("dy", dy)
     params.activation("z", z)
     dx = params.output("dx", args.x.shape, out=dx)
@@ -138,8 +158,6 @@ def conv_backward(
         params.pointer("dz", dz)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
     params.output("partials", (library.vl_cuda_conv_rows(params.pack()), G, K + 1, D), torch.float32)
-    if (G if args.conv_grid else max(sum(args.reverse), G - sum(args.reverse))) > 1:
-        params.output("sums", args.x.shape, torch.float32)
     _queue("conv_silu", library.vl_cuda_conv_backward, params)
     return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
 
@@ -171,10 +189,10 @@ def takes_sizes(sizes: Sizes) -> bool:
 
 
 def takes_mamba_inner(args: MambaInnerArguments) -> bool:
-    """Whether there are kernels for valid arguments of `mamba_inner`; without a rule, of one direction on a grid."""
-    if args.rule == NO_RULE:
-        return tuple(args.conv_grid[2:]) == GRID_FILTER and args.sizes.G == 1
-    return takes_sizes(args.sizes) and tuple(args.conv_grid[2:] or GRID_FILTER) == GRID_FILTER
+    """Whether there are kernels for valid arguments of `mamba_inner`; without a rule, on a grid only."""
+    if not takes_conv(args.weights.conv_weight.shape[-1], args.reverse, args.conv_grid, args.xz.shape[1]):
+        return False
+    return bool(args.conv_grid) if args.rule == NO_RULE else takes_sizes(args.sizes)
 
 
 def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:

@@ -26,6 +26,7 @@ LANES = 32  # channels of a saved state are padded to a multiple of this, the wi
 HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward holds in registers: more would spill
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_DIRECTIONS = 62  # their flags are bits of one integer
+MAX_BLOCKS = 2**16 - 1  # of channels, which are on the second axis of a grid
 OPTIONS = {"num_warps": 1, "num_stages": 2, "enable_fp_fusion": True}
 MAX_ELEMENTS = 2**31 - 1  # of one sequence, within which offsets have 32 bits
 
@@ -203,6 +204,8 @@ class _Launch:
                 self.A = F.pad(args.A.float(), padding).unflatten(1, (self.blocks, -1)).mT.contiguous()
             self.grid, scalars = (B, self.blocks, 1 if mean else G), (D, L, reverse)  # mean: all directions in turn
             config = Config(RULES[args.rule].number, G, mean, STATE_EVERY, HELD[args.rule], N, self.tile)
+        if self.blocks > MAX_BLOCKS:
+            raise ValueError(f"scan: {D} channels in {self.blocks} blocks, backend {NAME!r} runs at most {MAX_BLOCKS}")
         self.arguments = (*scalars, config)
 
     def in_segments(self, kernel: Any, ends: Ends, prepared: Tensor, states: Tensor | None, results: Any) -> None:
