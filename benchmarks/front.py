@@ -270,7 +270,7 @@ def draw(path: Path, report: dict[str, Any], size: int = 512, threads: int = 2) 
     from matplotlib import rc_context, ticker
 
     cell, plot = (size, 1, threads), figures.Figure(figsize=(4.8, 6.4), layout="constrained")
-    rows = [row for row in report["rows"] if (row["size"], row["batch"], row["threads"]) == cell]
+    rows = [r for r in report["rows"] if (r["size"], r["batch"], r["threads"]) == cell and r["form"] in FORMS]
     for axes, int8 in zip(plot.subplots(2), (False, True)):
         best = {name: fastest((row for row in rows if row["model"] == name), int8) for name in (*RIVALS, OURS[0])}
         times = {name: median(row) for name, row in best.items() if row}

@@ -126,7 +126,7 @@ def front_ranges(report: Run) -> list[dict[str, str]]:
 def front_gaps(report: Run) -> str:
     """The rivals that were not timed, and what failed, in Markdown."""
     untimed = [f"`{name}`" for name in front.RIVALS if not any(row["model"] == name for row in report["rows"])]
-    failed = {f"`{row['model']}`, {row['form']}: {row['problem']}" for row in report["rows"] if row["problem"]}
+    failed = {f"`{row['model']}`, {row['form']}: `{row['problem']}`" for row in report["rows"] if row["problem"]}
     said = [f"Not timed yet, so the ratios to their class may be too low: {', '.join(untimed)}."] if untimed else []
     return "\n\n".join([*said, *sorted(failed)]) or "All models of the pool were timed."
 
