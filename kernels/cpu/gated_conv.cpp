@@ -69,14 +69,15 @@ struct Strip {
     for (int64_t c = 0; c < columns; c += kTokens)
       for (int64_t d = 0; d < C; d += W) {
         const int lanes = (int)least(C - d, W), count = (int)least(columns - c, kTokens);
-        for (int i = 0; i < count; i++) u[i] = sum<SIDE>(weights[d / W], from + (c + i) * width + d, c + i, lanes);
+        const ConvWeights<float> w = weights[d / W];  // a copy, which stays in registers
+        for (int i = 0; i < count; i++) u[i] = sum<SIDE>(w, from + (c + i) * width + d, c + i, lanes);
         silu<float>(u, nullptr, count, [&](int i) { return u[i]; });
         silu<float>(z, nullptr, count, [&](int i) { return load(from + (c + i) * width + C + d, lanes); });
         for (int i = 0; i < count; i++) store(y + (row * columns + c + i) * C + d, u[i] * z[i], lanes);
       }
   }
   // The convolution at a token, whose input is `at`. Rows outside of the map are zeros; columns outside are left out.
-  template <int SIDE> V sum(const ConvWeights<float> &w, const float *at, int64_t column, int lanes) const {
+  template <int SIDE> VL_FLATTEN V sum(const ConvWeights<float> &w, const float *at, int64_t column, int lanes) const {
     const int64_t across = SIDE ? SIDE : 2 * beside + 1, down = SIDE ? SIDE : 2 * above + 1;
     const float *tap = at - (down / 2 * columns + across / 2) * width;
     const bool inside = column >= across / 2 && column + across / 2 < columns;

@@ -15,6 +15,8 @@ using namespace vilonghorn;
 
 namespace {
 
+constexpr int AHEAD = 64;  // prefetch distance in rows: what the next job rounds
+
 VL_INLINE I splat(int32_t value) { return value - I{}; }
 
 // In each lane, the sum of two products of int16.
@@ -68,7 +70,7 @@ float round_row(uint8_t *to, const Gemm &m, const float *a) {
   for (int64_t d = 0; d < m.depth; d += W) {
     const int count = (int)least(m.depth - d, W);
     const V x = load(a + d, count);
-    if (weight) squares += x * x;
+    if (weight) squares += x * x, __builtin_prefetch(a + d + AHEAD * m.a_row, 0, 2);
     largest.add(value(d, count));
   }
   const float most = largest.value();
@@ -83,54 +85,57 @@ float round_row(uint8_t *to, const Gemm &m, const float *a) {
   return step / sqrtf(total * (1 / (float)m.depth) + m.eps);
 }
 
-// One tile of out, from row and column on.
-template <int R, bool VNNI>
-VL_INLINE void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b, int64_t groups) {
-  const int64_t columns = m.columns - column;
+// One tile of out, from row and column on. C: vectors of a row, fewer than COLUMNS where the columns end.
+template <int R, int C, bool VNNI>
+void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b, int64_t groups) {
+  const int last = lanes(m.columns - column, C - 1);
   float *out = (float *)m.out + row * m.columns + column;
   const int64_t add_row = m.adds_bias ? 0 : m.columns;
   const float *add = m.add ? (const float *)m.add + row * add_row + column : nullptr;
-  const float *scale = (const float *)m.b_scale + column;
-  I sum[R * COLUMNS];
+  I sum[R * C];
   VL_UNROLL for (int r = 0; r < R; r++) {
-    VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
-      __builtin_prefetch(out + r * m.columns + j * W, 1);
-      sum[r * COLUMNS + j] = b[j] * -a.zero;
+    VL_UNROLL for (int j = 0; j < C; j++) {
+      if (add) __builtin_prefetch(add + r * add_row + j * W);
+      sum[r * C + j] = b[j] * -a.zero;
     }
   }
   b += COLUMNS;
   for (int64_t s = 0; s < m.segments; s++) {
     const uint8_t *from = a.data + row * a.row + s * a.segment;
     for (int64_t g = 0; g < groups; g++, b += COLUMNS, from += 4) {
-      const I b0 = b[0], b1 = b[1], b2 = b[2];
+      I here[C];
+      VL_UNROLL for (int j = 0; j < C; j++) here[j] = b[j];
       VL_UNROLL for (int r = 0; r < R; r++) {
         int32_t bytes;
         memcpy(&bytes, from + r * a.row, sizeof bytes);
         const I x = splat(bytes);
-        sum[r * COLUMNS] = multiply_add<VNNI>(sum[r * COLUMNS], x, b0);
-        sum[r * COLUMNS + 1] = multiply_add<VNNI>(sum[r * COLUMNS + 1], x, b1);
-        sum[r * COLUMNS + 2] = multiply_add<VNNI>(sum[r * COLUMNS + 2], x, b2);
+        VL_UNROLL for (int j = 0; j < C; j++) sum[r * C + j] = multiply_add<VNNI>(sum[r * C + j], x, here[j]);
       }
     }
   }
+  V scale[C];
+  VL_UNROLL for (int j = 0; j < C; j++) scale[j] =
+      load((const float *)m.b_scale + column + j * W, j + 1 < C ? W : last);
   VL_UNROLL for (int r = 0; r < R; r++) {
-    VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
-      const int count = lanes(columns, j);
-      const V value = __builtin_convertvector(sum[r * COLUMNS + j], V) *
-                      (load(scale + j * W, count) * a.scales[(row + r) * a.scale_step]);
+    const float of_row = a.scales[(row + r) * a.scale_step];
+    VL_UNROLL for (int j = 0; j < C; j++) {
+      const int count = j + 1 < C ? W : last;
+      const V value = __builtin_convertvector(sum[r * C + j], V) * (scale[j] * of_row);
       store(out + r * m.columns + j * W, add ? value + load(add + r * add_row + j * W, count) : value, count);
     }
   }
 }
 
 template <bool VNNI> void multiply(const Gemm &m, const Bytes &a) {
-  const int64_t groups = (m.depth + 3) / 4, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
-  for (int64_t panel = 0; panel < panels; panel++) {
-    const I *b = (const I *)m.packed + panel * (1 + groups) * COLUMNS;
+  const int64_t groups = (m.depth + 3) / 4;
+  const I *b = (const I *)m.packed;
+  for (int64_t column = 0; column < m.columns; column += COLUMNS * W, b += (1 + groups) * COLUMNS)
     each_tile(m.rows, [&](auto count, int64_t r) {
-      tile<decltype(count)::value, VNNI>(m, a, r, panel * COLUMNS * W, b, groups / m.segments);
+      constexpr int R = decltype(count)::value;
+      const int64_t left = m.columns - column;
+      const auto run = left > 2 * W ? tile<R, COLUMNS, VNNI> : left > W ? tile<R, 2, VNNI> : tile<R, 1, VNNI>;
+      run(m, a, r, column, b, groups / m.segments);
     });
-  }
 }
 
 }  // namespace
