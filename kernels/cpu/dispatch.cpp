@@ -17,6 +17,8 @@
 #ifdef __linux__
 #include <sys/syscall.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 #include "arena.h"
 #include "conv_grid.h"
@@ -31,7 +33,7 @@ namespace {
 constexpr Jobs kV4 = {VL_JOBS(VL_ENTRY, v4)};
 const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, v2)}, {VL_JOBS(VL_ENTRY, v3)}, kV4, kV4, kV4};
 const char *const kNames[] = {"v2", "v3", "v4", "vnni", "amx"};
-constexpr int kVnni = 3, kAmx = 4;
+constexpr int kDots = 3, kAmx = 4;
 // The last instruction set that processor and system support, or -1. zig's __builtin_cpu_supports always says no.
 int best_isa() {
   unsigned a, b, c, d, features, e, saved;
@@ -52,17 +54,27 @@ int best_isa() {
       !syscall(SYS_arch_prctl, request, tile_data))  // Linux gives a process the tiles when it asks for them
     return kAmx;
 #endif
-  return kVnni;
+  return kDots;
 }
 bool runs(int isa) {
   static const int best = best_isa();  // cpuid is slow in virtual machines
   return isa <= best;
 }
 #else
-const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, generic)}};
-const char *const kNames[] = {"generic"};
-constexpr int kVnni = 1, kAmx = 1;  // not in kJobs
-bool runs(int) { return true; }
+constexpr Jobs kGeneric = {VL_JOBS(VL_ENTRY, generic)};
+const Jobs kJobs[] = {kGeneric, kGeneric};
+const char *const kNames[] = {"generic", "dotprod"};
+constexpr int kDots = 1, kAmx = 2;  // kAmx: not in kJobs
+bool runs(int isa) {
+#if defined(__aarch64__) && defined(__linux__)
+  static const bool dots = getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  constexpr bool dots = true;
+#else
+  constexpr bool dots = false;
+#endif
+  return isa < kDots + dots;
+}
 #endif
 constexpr int kNumIsas = sizeof kJobs / sizeof *kJobs;
 
@@ -319,7 +331,7 @@ static int pack(const Gemm &m, int isa) {
 }
 // Sets what the instruction set decides.
 static Gemm for_isa(Gemm m, int isa) {
-  m.vnni = chosen(isa) >= kVnni, m.bf16_parts = m.b_scale ? 0 : parts_for(isa, m.bf16_parts);
+  m.dots = chosen(isa) >= kDots, m.bf16_parts = m.b_scale ? 0 : parts_for(isa, m.bf16_parts);
   return m;
 }
 int vilonghorn::matmul(const Gemm &given, int isa) {

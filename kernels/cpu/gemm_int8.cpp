@@ -3,9 +3,9 @@
 // contraction to fma).
 //
 // As in gemm.cpp, tiles of out stay in registers and b is packed into panels, here for four steps of the depth at a
-// time: a lane holds four bytes, and adds their four products to an int32. The bytes of a are unsigned, because
-// vpdpbusd multiplies unsigned by signed bytes: a number plus `zero`. A panel begins with the sums of its columns; a
-// tile begins with -zero times these.
+// time: a lane holds four bytes, and adds their four products to an int32. The bytes of a are numbers plus `zero`, on
+// x86 unsigned, because vpdpbusd multiplies unsigned by signed bytes, elsewhere these less 128. A panel begins with the
+// sums of its columns; a tile begins with -(zero + kLowest) times these.
 #include "tile.h"
 #ifdef VILONGHORN_X86
 #include <immintrin.h>
@@ -32,17 +32,25 @@ VL_INLINE I multiply_pairs(I a, I b) {
 #endif
 }
 
-// In each lane, sum + the four products of an unsigned byte of a and a signed byte of b.
-template <bool VNNI> VL_INLINE I multiply_add(I sum, I a, I b) {
+// In each lane, sum + the four products of a byte of a and a signed byte of b. DOTS: by one instruction.
+template <bool DOTS> VL_INLINE I multiply_add(I sum, I a, I b) {
 #ifdef __AVX512F__
-  if constexpr (VNNI) {
+  if constexpr (DOTS) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));  // no intrinsic: it needs another compiler option
+    return sum;
+  }
+#elif defined(__aarch64__)
+  if constexpr (DOTS) {
+    asm(".arch_extension dotprod\n sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
     return sum;
   }
 #endif
   typedef int16_t Shorts __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
-  const I even = (I)((Shorts)(b << 8) >> 8), odd = (I)((Shorts)b >> 8), low = splat(0x00ff00ff);
-  return sum + multiply_pairs(a & low, even) + multiply_pairs((a >> 8) & low, odd);
+  const auto even = [](I v) VL_LAMBDA { return (I)((Shorts)(v << 8) >> 8); };
+  const auto odd = [](I v) VL_LAMBDA { return (I)((Shorts)v >> 8); };
+  if (kLowest) return sum + multiply_pairs(even(a), even(b)) + multiply_pairs(odd(a), odd(b));
+  const I low = splat(0x00ff00ff);
+  return sum + multiply_pairs(a & low, even(b)) + multiply_pairs((a >> 8) & low, odd(b));
 }
 
 // Packs a panel of b as the sums of its columns, then (groups of four steps, COLUMNS) vectors. Bytes beyond b are 0.
@@ -86,7 +94,7 @@ float round_row(uint8_t *to, const Gemm &m, const float *a) {
 }
 
 // One tile of out, from row and column on. C: vectors of a row, fewer than COLUMNS where the columns end.
-template <int R, int C, bool VNNI>
+template <int R, int C, bool DOTS>
 void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b, int64_t groups) {
   const int last = lanes(m.columns - column, C - 1);
   float *out = (float *)m.out + row * m.columns + column;
@@ -96,7 +104,7 @@ void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b
   VL_UNROLL for (int r = 0; r < R; r++) {
     VL_UNROLL for (int j = 0; j < C; j++) {
       if (add) __builtin_prefetch(add + r * add_row + j * W);
-      sum[r * C + j] = b[j] * -a.zero;
+      sum[r * C + j] = b[j] * -(a.zero + kLowest);
     }
   }
   b += COLUMNS;
@@ -109,7 +117,7 @@ void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b
         int32_t bytes;
         memcpy(&bytes, from + r * a.row, sizeof bytes);
         const I x = splat(bytes);
-        VL_UNROLL for (int j = 0; j < C; j++) sum[r * C + j] = multiply_add<VNNI>(sum[r * C + j], x, here[j]);
+        VL_UNROLL for (int j = 0; j < C; j++) sum[r * C + j] = multiply_add<DOTS>(sum[r * C + j], x, here[j]);
       }
     }
   }
@@ -126,14 +134,14 @@ void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b
   }
 }
 
-template <bool VNNI> void multiply(const Gemm &m, const Bytes &a) {
+template <bool DOTS> void multiply(const Gemm &m, const Bytes &a) {
   const int64_t groups = (m.depth + 3) / 4;
   const I *b = (const I *)m.packed;
   for (int64_t column = 0; column < m.columns; column += COLUMNS * W, b += (1 + groups) * COLUMNS)
     each_tile(m.rows, [&](auto count, int64_t r) {
       constexpr int R = decltype(count)::value;
       const int64_t left = m.columns - column;
-      const auto run = left > 2 * W ? tile<R, COLUMNS, VNNI> : left > W ? tile<R, 2, VNNI> : tile<R, 1, VNNI>;
+      const auto run = left > 2 * W ? tile<R, COLUMNS, DOTS> : left > W ? tile<R, 2, DOTS> : tile<R, 1, DOTS>;
       run(m, a, r, column, b, groups / m.segments);
     });
 }
@@ -144,7 +152,7 @@ namespace vilonghorn {
 void VL_JOB(gemm_int8_pack)(const Gemm &m, int64_t job) {
   each_panel(m, job, [&](int64_t panel) { pack_panel(m, panel, (m.depth + 3) / 4); });
 }
-void VL_JOB(gemm_bytes)(const Gemm &m, const Bytes &a) { m.vnni ? multiply<true>(m, a) : multiply<false>(m, a); }
+void VL_JOB(gemm_bytes)(const Gemm &m, const Bytes &a) { m.dots ? multiply<true>(m, a) : multiply<false>(m, a); }
 bool VL_JOB(gemm_int8_rows)(const Gemm &given, int64_t begin, int64_t end) {
   Gemm m = given;
   const int64_t row = (m.depth + 3) / 4 * 4;

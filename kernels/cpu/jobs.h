@@ -21,7 +21,7 @@ struct Sums {
 struct Gemm : VlGemm {
   float *packed;  // b in panels: depth x columns, with the columns rounded up to whole panels. Of int8 weights an
                   // element holds four steps of the depth; their sums come first.
-  bool vnni;      // whether the processor has AVX512_VNNI
+  bool dots;      // whether the processor has AVX512_VNNI, or the dot products of aarch64
   int64_t segments = 1, a_segment = 0;  // equal parts of the depth, and elements of a from one to the next
   bool adds_bias = false;               // `add` is one row for all
   const float *norm_weight = nullptr;   // with b_scale, optional: rows of a are normed
@@ -33,7 +33,7 @@ static inline Gemm of_norm(const VlNorm &n, Gemm m) {
   if (m.b_scale) m.a = n.x, m.norm_weight = (const float *)n.weight, m.eps = (float)n.eps;
   return m;
 }
-// Rows of unsigned bytes, each of which stands for scale * (byte - zero).
+// Rows of bytes, each of which stands for scale * (byte - zero); kLowest of tile.h is added to all.
 struct Bytes {
   const uint8_t *data;
   int64_t row, segment;  // bytes from a row, and from a segment of a row, to the next

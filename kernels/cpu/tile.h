@@ -72,9 +72,14 @@ struct Largest {
 // Rounds v to integers, to which it adds `zero`, and stores them as bytes.
 constexpr float kRound = 12582912;   // 1.5 * 2^23: a sum with it has no fraction, and its last bits are the integer
 constexpr int32_t kSymmetric = 128;  // the zero of bytes for -127 to 127
+#ifdef VILONGHORN_X86
+constexpr int32_t kLowest = 0;  // what is added to bytes
+#else
+constexpr int32_t kLowest = -128;
+#endif
 VL_INLINE void store_bytes(uint8_t *to, V v, int32_t zero, int count = W) {
   typedef int8_t Bytes __attribute__((vector_size(W)));
-  const I rounded = bit_cast<I>(v + kRound) - (bit_cast<int32_t>(kRound) - zero);
+  const I rounded = bit_cast<I>(v + kRound) - (bit_cast<int32_t>(kRound) - zero - kLowest);
 #ifdef __AVX512F__
   const Bytes bytes = __builtin_convertvector(rounded, Bytes);  // one instruction
 #else

@@ -239,7 +239,7 @@ VL_EXPORT int vl_abi(void); /* VL_ABI of this library */
 VL_EXPORT const char *vl_error(int error);  /* why the last call on this thread failed */
 VL_EXPORT int vl_isas(void);                /* number of instruction sets in this build, ascending */
 VL_EXPORT const char *vl_isa_name(int isa); /* "v2", "v3", "v4", "vnni" (v4 and AVX512_VNNI), "amx" (vnni and
-                                               AMX_BF16) on x86-64, else "generic" */
+                                               AMX_BF16) on x86-64, else "generic", "dotprod" (of aarch64) */
 VL_EXPORT int vl_isa_runs(int isa);         /* not 0 if this processor supports it */
 VL_EXPORT const char *vl_threading(void);   /* "gomp" where torch's OpenMP threads are used, else "std" */
 VL_EXPORT int vl_scan_forward(const VlScan *, int isa);
