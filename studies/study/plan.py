@@ -20,8 +20,6 @@ import vilonghorn  # noqa: F401  (registers the models)
 from . import mixers, position  # noqa: F401  (registers their models)
 from .tasks import Task, make_task
 
-TOLERANCE = 0.03  # allowed relative difference in parameters
-
 
 @dataclass
 class Candidate:
@@ -113,6 +111,7 @@ class Study:
     seeds: list[int]  # of the runs that are tested
     sweep_seeds: list[int]  # of the runs that choose the learning rates
     thresholds: list[float]  # validation accuracies in percent to which training images are counted
+    tolerance: ClosedUnitInterval = 0.03  # allowed relative difference in parameters from the reference
 
     def __post_init__(self) -> None:
         for name, kind in (("candidates", Candidate), ("tasks", TaskPlan), ("tables", Table)):
@@ -201,7 +200,7 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
     """The arguments of a candidate on a task, and its number of parameters (0 for a candidate that is `removed`).
 
     Raises:
-        ValueError: timm cannot make the model, or no value of `match` brings it within 3% of the reference.
+        ValueError: timm cannot make the model, or no value of `match` brings it within `tolerance` of the reference.
     """
     dataset = study.tasks[task].dataset("train")
 
@@ -223,10 +222,10 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
     near = bisect_left(choices, target, key=lambda choice: count(candidate, **choice))  # sizes rise with the argument
     choices = choices[max(0, near - 1) : near + 1]
     size, choice = min(((count(candidate, **c), c) for c in choices), key=lambda pair: abs(pair[0] - target))
-    if abs(size / target - 1) > TOLERANCE:
+    if abs(size / target - 1) > study.tolerance:
         raise ValueError(
             f"{candidate} has {size:,} parameters on task {task}, {size / target - 1:+.1%} against {study.reference}, "
-            f"and at most {TOLERANCE:.0%} is allowed: give it an argument to match, such as embed_dim: [56, 72, 1]"
+            f"and at most {study.tolerance:.0%} is allowed: give it an argument to match, such as embed_dim: [56, 72, 1]"
         )
     return kwargs(candidate, **choice), size
 

@@ -50,9 +50,11 @@ def test_weights_of_another_model_are_refused_and_what_is_loaded_is_said(tmp_pat
     save_file(vit.state_dict(), tmp_path / "vit.safetensors")
     option = f"--model.weights={tmp_path}/vit.safetensors"
     model = model_from_config(toy_config(tmp_path, option), 4)
-    loaded = f"model.weights: 30 of 32 tensors are from {tmp_path}/vit.safetensors; random: head.weight, head.bias\n"
+    loaded = f"model.weights: 30 of 32 tensors are from {tmp_path}/vit.safetensors; new: head.weight, head.bias\n"
     assert capsys.readouterr().out == loaded
     assert torch.equal(model.blocks[1].mlp.fc1.weight, vit.blocks[1].mlp.fc1.weight)
+    assert not model.head.weight.any() and not model.head.bias.any()
+    assert model_from_config(toy_config(tmp_path, option), 1000).head.weight.equal(vit.head.weight)  # as many classes
     for other in ("resnet10t", "efficientnet_b0"):
         with pytest.raises(ValueError, match=f"none of its tensors fits {other}: give weights of {other}"):
             model_from_config(toy_config(tmp_path, option, f"--model.name={other}", "--model.kwargs={}"), 4)

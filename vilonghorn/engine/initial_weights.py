@@ -66,13 +66,13 @@ def read_initial_weights(model: str, source: str) -> dict[str, Any]:
 
 
 def describe_loaded(model: nn.Module, fresh: nn.Module, name: str, source: str, weights: dict[str, Any]) -> str:
-    """A sentence on how many tensors of a model are from `weights`, and which are random; ValueError if all are."""
+    """A sentence on how many tensors of a model are from `weights`, and which are new; ValueError if all are."""
     # timm skips what does not fit, and does not say what. Loading writes in place, which torch counts; not in `fresh`.
     pairs = zip(model.named_parameters(), fresh.parameters())
     total, new = len([*fresh.parameters()]), [name for (name, p), q in pairs if p._version == q._version]
     if len(new) == total:
         raise ValueError(f"model.weights is {source}, but none of its tensors fits {name}: give weights of {name}")
-    rest = f"; random: {shorten(new)}" if new else ""
+    rest = f"; new: {shorten(new)}" if new else ""
     rest += f"; {CHANGES}" if is_from_mamba(weights, model) else ""
     return f"model.weights: {total - len(new)} of {total} tensors are from {source}{rest}"
 
