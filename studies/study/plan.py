@@ -225,7 +225,7 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
     if abs(size / target - 1) > study.tolerance:
         raise ValueError(
             f"{candidate} has {size:,} parameters on task {task}, {size / target - 1:+.1%} against {study.reference}, "
-            f"and at most {study.tolerance:.0%} is allowed: give it an argument to match, such as embed_dim: [56, 72, 1]"
+            f"at most {study.tolerance:.0%} is allowed: give it an argument to match, such as embed_dim: [56, 72, 1]"
         )
     return kwargs(candidate, **choice), size
 
