@@ -82,8 +82,8 @@ def model_from_config(config: Config, num_classes: int) -> nn.Module:
 def zero_classifier(model: nn.Module) -> None:
     """Makes a new classifier on pretrained features zero, as timm draws some so large that they harm the features.
 
-    EfficientNets draw it from [-1 / sqrt(classes), 1 / sqrt(classes)], whatever the number of features: with four classes
-    and 1,280 features the first loss is about 5, where equal scores have 1.4.
+    EfficientNets draw it from [-1 / sqrt(classes), 1 / sqrt(classes)], however many features there are: with four
+    classes and 1,280 features the first loss is about 5, where equal scores have 1.4.
     """
     for name in filter(None, to_ntuple(1)(model.pretrained_cfg.get("classifier"))):
         for parameter in model.get_submodule(name).parameters():
