@@ -75,6 +75,7 @@ def tables() -> dict[Path, dict[str, str]]:
         },
         folder / "hierarchy.md": {
             "recurrence": recurrence_table(),
+            "extrapolation": extrapolation_table(),
             "icons": scores(report("hierarchy"), "top1"),
             "recall": scores(report("hierarchy_recall"), "longer"),
             "clothes": scores(report("fashion"), "top1"),
@@ -277,6 +278,7 @@ def recurrence_table() -> str:
     solar = "solar_cells", "solar_cells", "test", *pair
     rows = {
         "icons, 64 px": points("hierarchy", "icons", "64", *pair),
+        "icons, 64 px, trained at 48 and 64": points("sizes", "icons", "64", "hierarchy_sizes", "conv_sizes"),
         "icons, 96 px, trained at 64": points("hierarchy", "icons", "96", *pair),
         "icons, 96 px, trained at 48 and 64": points("sizes", "icons", "96", "hierarchy_sizes", "conv_sizes"),
         "icons, 128 px, 4 epochs": points("hierarchy_128", "icons128", "128", *pair),
@@ -290,6 +292,14 @@ def recurrence_table() -> str:
         "recall, 256 tiles": points("hierarchy_recall", "longer", "256", *pair),
     }
     return markdown([{"task": task, "points [95% interval]": found} for task, found in rows.items()])
+
+
+def extrapolation_table() -> str:
+    """Top-1 of trained weights on enlarged icons, a row for each change of the scan."""
+    rows: dict[str, dict[str, str]] = {}
+    for row in load("extrapolation")["rows"]:
+        rows.setdefault(row["scan"], {"scan": row["scan"]})[f"{row['pixels']} px"] = f"{row['top1']:.1f}"
+    return markdown(list(rows.values()))
 
 
 def larger_table() -> str:
