@@ -28,7 +28,7 @@ Sums plan_sums(const VlScan &a) {
 
 // `sums`: of backward; null for forward.
 template <int RULE, class T> int run(const Job &job, const Sums *sums, void *stream) {
-  const int64_t blocks = (int64_t)job.tiles * job.scan.batch * (job.fused ? 1 : job.scan.directions);
+  const int64_t blocks = (int64_t)job.tiles * job.scan.batch * (job.teams == 1 ? job.scan.directions : 1);
   const dim3 threads(kWarp, job.teams);
   if (blocks <= 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
   typedef typename Forward<RULE, T>::Shared ForwardShared;
@@ -50,16 +50,17 @@ int run_scan(const VlScan &a, bool backward, int device, void *stream) {
   if (a.states < 1 || !a.A == (a.rule == VL_MAMBA)) return cudaErrorInvalidValue;
   if (a.directions > 64 || a.states > VL_CUDA_MAX_STATES || a.chunk != kChunk || a.channels % 2)
     return cudaErrorInvalidValue;
-  Job job = {a, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1, false};
+  Job job = {a, 0, a.mean ? 1.f / a.directions : 1.f, 0, 1, false};
   for (int g = 0; g < a.directions; g++) job.reversed |= (uint64_t)(a.reverse[g] != 0) << g;
   const int tile = tile_of(a, backward);
   job.tiles = (int)divide_up(a.channels, tile);
   const int64_t size = a.dtype == VL_FLOAT32 ? 4 : 2;
   job.wide_tokens = a.states == kStates;
   for (const VlInput &in : {a.k, a.q}) job.wide_tokens = job.wide_tokens && is_aligned(in, 4 * size, size);
-  job.fused = a.directions > 1 && (backward ? a.z.data != nullptr : a.mean);
-  const uint64_t all = ~0ull >> (64 - a.directions);
-  if (job.fused && job.reversed != 0 && job.reversed != all) job.teams = 2;
+  if (a.directions > 1 && (a.mean || a.z.data)) {
+    if (a.directions != 2 || (job.reversed != 1 && job.reversed != 2)) return cudaErrorInvalidValue;
+    if (backward ? a.z.data != nullptr : a.mean) job.teams = 2;
+  }
   // This library contains its own CUDA runtime, with its own current device.
   if (const int error = cudaSetDevice(device)) return error;
   const Sums sums = plan_sums(a), *const given = backward ? &sums : nullptr;

@@ -63,8 +63,8 @@ template <int RULE, class T> struct Backward {
   Elements next_dy, next_z;
   Floats next_sums;
 
-  VL_DEVICE Backward(const Job &job, const Warp &warp, int direction, Shared &shared)
-      : job(job), a(job.scan), warp(warp), shared(shared), lane(warp.lane), order(warp.lane / 8 * 4), g(direction),
+  VL_DEVICE Backward(const Job &job, const Warp &warp, Shared &shared)
+      : job(job), a(job.scan), warp(warp), shared(shared), lane(warp.lane), order(warp.lane / 8 * 4), g(warp.direction),
         length(warp.length), column(warp.lane * CHANNELS), b(warp.sequence), steps(warp, is_reversed(job, g)) {
     const int channels = (int)a.channels, states = (int)a.states;
     channel = warp.tile * TILE + column;
@@ -93,11 +93,11 @@ template <int RULE, class T> struct Backward {
     if (a.z.data) next_z = load<T, CHANNELS>(z);
   }
 
-  VL_DEVICE static int unreached(int) { return 0; }  // the middle of a pass without a second half
+  VL_DEVICE static int unreached(int) { return 0; }  // the middle without a second half
   // `middle`: the number of steps in this team's second half.
-  VL_DEVICE void run(const Pass &pass, int middle) {
-    bool adds = active && pass.adds(false), finishes = pass.finishes(false);
-    prefetch_sums(adds);
+  VL_DEVICE void run(int middle) {
+    bool adds = false, finishes = job.teams == 1;
+    next_sums = Floats();
     int first = (length - 1) / kChunk * kChunk, stop = length - first;
     begin_chunk(first);
     saved_state<RULE, T>(a, warp, g, first, channel).restore(s, order);
@@ -110,8 +110,8 @@ template <int RULE, class T> struct Backward {
         VL_ROLL for (int u = high - 1; u >= low; u--) {
           if (first + u + 1 == middle) {
             sync_teams(job.teams * kWarp);
-            adds = active && pass.adds(true), finishes = pass.finishes(true);
-            prefetch_sums(adds);
+            adds = active, finishes = true;
+            if (adds) next_sums = load<float, CHANNELS>(sums_at(dz));  // of a gate: only then are there two teams
           }
           backward_step(u, slot + u - low, first + u > 0, adds, finishes);
         }
@@ -191,10 +191,6 @@ template <int RULE, class T> struct Backward {
     VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(row + (n ^ order), values + n);
   }
   VL_DEVICE float *sums_at(const T *dz) const { return (float *)a.accumulator + (dz - (T *)a.dz); }
-  VL_DEVICE void prefetch_sums(bool adds) {
-    next_sums = Floats();
-    if (adds && a.z.data) next_sums = load<float, CHANNELS>(sums_at(dz));
-  }
 
   // The adjoint of step `u` of the chunk. The states before it are at `slot` of shared memory.
   VL_DEVICE void backward_step(int u, int slot, bool more, bool adds, bool finishes) {
@@ -204,7 +200,7 @@ template <int RULE, class T> struct Backward {
     if (more) {
       next_dy = load<T, CHANNELS>(dy += dy_step);
       if (gated) next_z = load<T, CHANNELS>(z += z_step);
-      if (gated && adds) next_sums = load<float, CHANNELS>(sums_at(dz + dz_step));
+      if (adds) next_sums = load<float, CHANNELS>(sums_at(dz + dz_step));
     }
     float k[kStates], q[kStates], dk[kStates], dq[kStates];
     float out[CHANNELS], out_x[CHANNELS], out_dt[CHANNELS], out_z[CHANNELS] = {}, share[CHANNELS] = {};
@@ -243,7 +239,7 @@ template <int RULE, class T> struct Backward {
       store<T>(dx, out_x);
       store<T>(dx + ((T *)a.ddt - (T *)a.dx), out_dt);
       if (gated && finishes) store<T>(dz, out_z);
-      if (gated && !finishes) store<float>(sums_at(dz), share);
+      if (!finishes) store<float>(sums_at(dz), share);
     }
     const float factor = lane & 4 ? 1.f : KEY_SCALE * KEY_SCALE;
     const float sum = sum_tokens<RULE>(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm, lane);
@@ -275,7 +271,7 @@ constexpr int backward_blocks(int rule) { return rule == VL_MAMBA ? 4 : 6; }
 
 template <int RULE, class T>
 __global__ void __launch_bounds__(2 * kWarp, backward_blocks(RULE)) scan_backward(const __grid_constant__ Job job) {
-  run_passes<Backward<RULE, T>>(job, Warp(job, uniform(threadIdx.y)));
+  run_part<Backward<RULE, T>>(job, Warp(job, uniform(threadIdx.y)));
 }
 
 }  // namespace vilonghorn

@@ -1,10 +1,9 @@
 // Shared by the forward and the backward kernel of the CUDA scan: launch geometry, gates, one step, saved states.
 //
 // A warp processes one tile of channels of one sequence in one direction, step by step, with the states in registers. A
-// lane holds the states of its channels, up to 16 of each. If the directions of a sequence contribute to one result,
-// one block processes all of them with up to two teams (warps): one scans from the first step, the other from the last.
-// The first team at a step stores its partial sum in the workspace, the second one completes it. The teams synchronize
-// once, in the middle.
+// lane holds the states of its channels, up to 16 of each. If two opposite directions contribute to one result, one
+// block has two teams (warps): one scans from the first step, the other from the last. The first team at a step stores
+// its partial sum in the workspace, the second one completes it. The teams synchronize once, in the middle.
 #pragma once
 #include <type_traits>
 #include "scan_stage.cuh"
@@ -20,21 +19,21 @@ struct Job {
   uint64_t reversed;  // bit g: direction g scans from the last step to the first
   float scale;        // of the sum over directions: 1 / directions with `mean`, else 1
   int tiles;          // tiles of channels
-  int fused;          // one block for all directions of a sequence; else one block per direction
-  int teams;          // warps per block: 2 if a fused block has forward and reverse directions
+  int teams;          // warps of a block: 2 if it has both directions of a sequence
   bool wide_tokens;   // keys and queries have kStates states, and every four of them are aligned
 };
 
+VL_DEVICE bool is_reversed(const Job &job, int direction) { return job.reversed >> direction & 1; }
+
 // The place of a warp in the launch.
 struct Warp {
-  int tile, team, lane, length;
+  int tile, team, lane, length, direction;
   int64_t sequence;
-  int direction;  // direction of this block, if not `fused`
   VL_DEVICE Warp(const Job &job, int team) : team(team), lane(threadIdx.x % kWarp), length((int)job.scan.length) {
     tile = blockIdx.x % job.tiles;
     const unsigned rest = blockIdx.x / job.tiles;
     sequence = rest % (unsigned)job.scan.batch;
-    direction = rest / (unsigned)job.scan.batch;
+    direction = job.teams == 1 ? rest / (unsigned)job.scan.batch : team ^ is_reversed(job, 0);
   }
   // The image position of the scan's first step.
   VL_DEVICE int first(bool reversed) const { return reversed ? length - 1 : 0; }
@@ -51,59 +50,14 @@ struct Steps {
   VL_DEVICE int operator[](int i) const { return reversed ? last - i : i; }
 };
 
-VL_DEVICE bool is_reversed(const Job &job, int direction) { return job.reversed >> direction & 1; }
-
-VL_DEVICE int count_reversed(const Job &job) {
-  int count = 0;
-  for (int g = 0; g < job.scan.directions; g++) count += is_reversed(job, g);
-  return count;
-}
-
-// One pass of a team over the steps; it makes one pass per direction.
-struct Pass {
-  int direction;   // -1: this team has no direction left
-  int own, other;  // number of directions of this team and of the other team
-  int number;
-  VL_DEVICE Pass(const Job &job, const Warp &warp, int number) : number(number) {
-    const int directions = (int)job.scan.directions;
-    own = 1, other = 0, direction = warp.direction;
-    if (!job.fused) return;
-    own = directions, direction = number;
-    if (job.teams == 1) return;
-    const int reversed = count_reversed(job);
-    own = warp.team ? reversed : directions - reversed, other = directions - own, direction = -1;
-    for (int g = 0, left = number; g < directions && number < own; g++)
-      if (is_reversed(job, g) == (warp.team == 1) && left-- == 0) direction = g;
-  }
-  // At each step, a team adds to the partial sum of the earlier passes, and the last pass completes it. In the first
-  // half of a pass this team reaches each step before the other team, in the second half after it.
-  VL_DEVICE bool adds(bool second_half) const { return number > 0 || (second_half && other > 0); }
-  VL_DEVICE bool finishes(bool second_half) const { return number + 1 == own && number + second_half >= other; }
-};
-
-VL_DEVICE int count_passes(const Job &job) {
-  if (!job.fused) return 1;
-  if (job.teams == 1) return (int)job.scan.directions;
-  const int reversed = count_reversed(job), straight = (int)job.scan.directions - reversed;
-  return reversed > straight ? reversed : straight;
-}
-
-// Runs the passes of a block's teams. The teams wait for each other in the middle of a pass and after it. Part: what a
-// warp does in one direction.
-template <class Part> VL_DEVICE void run_passes(const Job &job, const Warp &warp) {
+// Runs what a warp does, Part. The middle is in steps of its team; -1 with one team. Until then this team reaches each
+// step before the other one, afterwards it adds to the other's partial sums. Backward, the team that scans from the
+// first step comes from the end.
+template <class Part> VL_DEVICE void run_part(const Job &job, const Warp &warp) {
   VL_SHARED(shared);
-  auto &own = ((typename Part::Shared *)shared)[warp.team];
-  const int length = warp.length, passes = count_passes(job);
-  // The middle, in steps of this team; -1 with one team. Backward, the team that scans from the first step comes from
-  // the end.
-  const int middle = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
-  VL_ROLL for (int number = 0; number < passes; number++) {
-    const Pass pass(job, warp, number);
-    if (pass.direction >= 0) Part(job, warp, pass.direction, own).run(pass, middle);
-    if (job.teams == 1) continue;
-    if (pass.direction < 0 || middle == Part::unreached(length)) sync_teams(job.teams * kWarp);
-    if (number + 1 < passes) sync_teams(job.teams * kWarp);
-  }
+  const int length = warp.length, middle = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
+  Part(job, warp, ((typename Part::Shared *)shared)[warp.team]).run(middle);
+  if (middle == Part::unreached(length)) sync_teams(job.teams * kWarp);
 }
 
 // The parameters of CHANNELS channels: row `row` of D, of the bias of dt, and of A times log2(e), whose states are in

@@ -23,7 +23,7 @@ template <int RULE, class T> struct Forward {
       float key[kStates], query[kStates];
     } rows[kStage];
     typename Copy::Rows x[2], z[2], dt;
-    typename SumCopy::Rows sums[2];  // partial sums of earlier passes
+    typename SumCopy::Rows sums[2];  // partial sums of the other team
     typename CopyTokens::Rows tokens;
     float key_norm[kStage];
   };
@@ -43,14 +43,15 @@ template <int RULE, class T> struct Forward {
   int64_t at;                     // this step's first element of y, and of the partial sums
   int at_step;
 
-  VL_DEVICE Forward(const Job &job, const Warp &warp, int g, Shared &shared)
+  VL_DEVICE Forward(const Job &job, const Warp &warp, Shared &shared)
       : job(job), a(job.scan), shared(shared), length(warp.length), column(warp.lane * CHANNELS),
-        reversed(is_reversed(job, g)),
-        tokens(a.k, a.q, g, warp.sequence, warp.first(reversed), reversed, (int)a.states, job.wide_tokens, warp.lane),
-        x(copy_of<T>(job, warp, a.x, g)), dt(copy_of<T>(job, warp, a.dt, g)), z(copy_of<T>(job, warp, a.z, g)),
-        sums(copy_of<float>(job, warp, sums_of(a), g)),
-        saved_states(saved_state<RULE, T>(a, warp, g, 0, warp.tile * TILE + column)) {
-    const int channels = (int)a.channels, channel = warp.tile * TILE + column;
+        reversed(is_reversed(job, warp.direction)),
+        tokens(a.k, a.q, warp.direction, warp.sequence, warp.first(reversed), reversed, (int)a.states, job.wide_tokens,
+               warp.lane),
+        x(copy_of<T>(job, warp, a.x)), dt(copy_of<T>(job, warp, a.dt)), z(copy_of<T>(job, warp, a.z)),
+        sums(copy_of<float>(job, warp, sums_of(a))),
+        saved_states(saved_state<RULE, T>(a, warp, warp.direction, 0, warp.tile * TILE + column)) {
+    const int channels = (int)a.channels, channel = warp.tile * TILE + column, g = warp.direction;
     active = channel < channels;
     const int d = active ? channel : 0;  // inactive lanes compute channel 0 and write nothing
     load_parameters<RULE>(a, g * channels + d, 0, D, bias, A);
@@ -61,18 +62,16 @@ template <int RULE, class T> struct Forward {
     pin(at), pin(at_step);
   }
 
-  template <class E>
-  VL_DEVICE static RowCopy<E, TILE> copy_of(const Job &job, const Warp &warp, const VlInput &in, int g) {
-    const bool reversed = is_reversed(job, g);
-    return {token_at<E>(in, g, warp.sequence, warp.first(reversed)), reversed ? -in.step : in.step, warp.tile * TILE,
-            (int)job.scan.channels, warp.lane};
+  template <class E> VL_DEVICE static RowCopy<E, TILE> copy_of(const Job &job, const Warp &warp, const VlInput &in) {
+    const bool reversed = is_reversed(job, warp.direction);
+    return {token_at<E>(in, warp.direction, warp.sequence, warp.first(reversed)), reversed ? -in.step : in.step,
+            warp.tile * TILE, (int)job.scan.channels, warp.lane};
   }
 
-  VL_DEVICE static int unreached(int length) { return length; }  // the midpoint of a pass without a second half
+  VL_DEVICE static int unreached(int length) { return length; }  // the midpoint without a second half
   // `midpoint`: the step at which this team's second half begins.
-  VL_DEVICE void run(const Pass &pass, int midpoint) {
-    bool adds = pass.adds(false);
-    sync_warp();  // the sums of the previous pass
+  VL_DEVICE void run(int midpoint) {
+    bool adds = false;
     copy(0, adds);
     VL_ROLL for (int first = 0; first < length; first += kStage) {
       const int buffer = first / kStage & 1, stop = first + kStage < length ? first + kStage : length;
@@ -82,14 +81,14 @@ template <int RULE, class T> struct Forward {
         if (i == midpoint) {
           wait_for_copies();
           sync_teams(job.teams * kWarp);
-          adds = pass.adds(true);
+          adds = true;
           sums.move(-2);
           // The other team may write the sums of the steps before the midpoint meanwhile.
           copy_sums(first, adds, midpoint - first), copy_sums(first + kStage, adds);
           wait_for_copies();
           sync_warp();
         }
-        const bool finishes = pass.finishes(i >= midpoint);
+        const bool finishes = job.teams == 1 || adds;
         const int begin = i - first, end = (i < midpoint && midpoint < stop ? midpoint : stop) - first;
         if (RULE == VL_MAMBA || end - begin < kStage) some_steps(buffer, begin, end, adds, finishes);
         else if (finishes) all_steps<true>(buffer, adds);
@@ -99,8 +98,8 @@ template <int RULE, class T> struct Forward {
     }
     if (!active) return;
     const Warp warp(job, threadIdx.y);  // again, so that no register holds it meanwhile
-    const int g = Pass(job, warp, pass.number).direction;
-    write_states(a, a.final_state, g * a.batch + warp.sequence, warp.tile * TILE + warp.lane * CHANNELS, 0, s);
+    write_states(a, a.final_state, warp.direction * a.batch + warp.sequence, warp.tile * TILE + warp.lane * CHANNELS, 0,
+                 s);
   }
 
   // Starts the copies of a stage: the warp has finished with the buffers.
@@ -135,7 +134,7 @@ template <int RULE, class T> struct Forward {
 
   template <bool FINISHES> VL_DEVICE void all_steps(int buffer, bool adds) {
     VL_UNROLL for (int u = 0; u < kStage; u++) {
-      if (RULE != VL_LONGHORN) part_steps();  // else the compiler loads several steps at once, and spills
+      part_steps();  // else the compiler loads several steps at once, and spills
       one_step(u, buffer, adds, FINISHES);
     }
   }
@@ -179,7 +178,7 @@ constexpr int forward_blocks(int rule) { return rule == VL_MAMBA ? kMambaBlocks 
 
 template <int RULE, class T>
 __global__ void __launch_bounds__(2 * kWarp, forward_blocks(RULE)) scan_forward(const __grid_constant__ Job job) {
-  run_passes<Forward<RULE, T>>(job, Warp(job, threadIdx.y));
+  run_part<Forward<RULE, T>>(job, Warp(job, threadIdx.y));
 }
 
 }  // namespace vilonghorn

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(compiled.cuobjdump() is None, reason="cuobjdump 
 # Instructions for 32 channels and one step.
 CUDA_LIMITS = {
     "forward": dict(longhorn=120, longhorn_exact=110, mamba=160),
-    "backward": dict(longhorn=445, longhorn_exact=405, mamba=600),
+    "backward": dict(longhorn=450, longhorn_exact=405, mamba=600),
 }
 
 
@@ -31,5 +31,5 @@ def test_the_cuda_kernels_spill_nothing_in_a_step_and_issue_few_instructions():
     for row in found:
         # With six blocks a multiprocessor, a few values of the loops around the steps do not fit in registers.
         crowded = row["kernel"] == "backward" and row["states"] == 16 and row["rule"] != "mamba"
-        assert row["stack"] <= (24 if crowded else 0) and row["local"] == 0, row
+        assert row["stack"] <= (8 if crowded else 0) and row["local"] == 0, row
         assert row.get("instructions", 0) <= CUDA_LIMITS.get(row["kernel"], {}).get(row["rule"], 0), row

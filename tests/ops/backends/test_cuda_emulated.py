@@ -24,15 +24,15 @@ SHAPES = [
     ((2, 3, 2, 6, 16), (True, False)),
     ((1, 2, 63, 2, 16), (False,)),
     ((2, 1, 33, 70, 16), (True, True)),
-    ((4, 1, 21, 6, 16), (True, False, False, True)),
     ((2, 1, 20, 40, 1), (True, False)),
-    ((3, 1, 3, 34, 14), (True, True, True)),  # with the mean, one team makes all passes, of one stage
+    ((4, 1, 21, 6, 16), (True, False, False, True)),
+    ((2, 1, 3, 34, 14), (True, False)),
     ((3, 1, 17, 10, 6), (False, True, False)),
     ((2, 1, 25, 40, 16), (False, True)),
     ((2, 1, 37, 70, 16), (False, True)),
     ((1, 2, 70, 6, 16), (True,)),
     ((3, 1, 63, 6, 16), (True, False, True)),
-    ((3, 2, 37, 100, 16), (False, True, True)),
+    ((2, 2, 37, 100, 16), (True, False)),
     ((1, 33, 1, 2, 5), (False,)),  # more partial sums than a thread adds up alone
 ]
 OPTIONS = [("none", False), ("mean", True)]  # all pairs are in pairwise.CASES
@@ -110,7 +110,7 @@ def test_a_sequence_of_two_to_the_31_elements_is_read_right(reverse, tmp_path):
 
 @pytest.mark.parametrize("G, step, message", [(65, 16, "64 directions, not 65"), (1, 2**31, "2147483648 elements")])
 def test_what_the_kernels_do_not_take_is_refused_by_name(G, step, message):
-    values = inputs(G, 1, 1, 4, 16, rule="longhorn")
+    values = inputs(G, 1, 1, 4, 16, rule="longhorn", gate=False)
     values["k"] = values["k"].as_strided((G, 1, 1, 16), (0, 0, step, 1))
     with pytest.raises(ValueError, match=message):
         emulated(**values, reverse=(False,) * G)
@@ -129,6 +129,20 @@ def test_sizes_that_the_kernels_do_not_take_run_in_triton(D, N, monkeypatch):
         emulated(**values)
     with pytest.raises(RuntimeError, match="invalid argument"):  # from the library itself
         cuda.forward(ScanArguments(**values), True)
+
+
+@pytest.mark.parametrize("options", [dict(reduce="mean"), dict()], ids=["mean", "gate"])
+@pytest.mark.parametrize("reverse", [(True, True), (False, True, False)])
+def test_joined_directions_other_than_opposite_ones_run_in_triton(reverse, options, monkeypatch):
+    monkeypatch.setattr(cpu, "_reason", "not built")
+    monkeypatch.setattr(triton, "unavailable", lambda device, dtype: None)
+    values = inputs(len(reverse), 1, 3, 4, 16, rule="longhorn", gate=not options)
+    args = ScanArguments(**values, reverse=[int(flag) for flag in reverse], **options)
+    assert choose(args) is triton and choose(args._replace(reduce="none", z=None)) is cuda
+    with pytest.raises(RuntimeError, match="'cuda' takes one direction or two opposite ones with a mean or a gate"):
+        emulated(**values, reverse=reverse, **options)
+    with pytest.raises(RuntimeError, match="invalid argument"):  # from the library itself
+        cuda.forward(args, True)
 
 
 @pytest.mark.parametrize("number", [-1, 3])

@@ -32,7 +32,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 2e-3}
 COMBINATIONS = [
     (name, dtype) for name in BACKENDS for dtype in TOLERANCE if not BY_NAME[name].unavailable("cuda", dtype)
 ]
-SHAPES = [(1, 1, 1, 2, 16), (2, 2, 63, 40, 16), (3, 1, 65, 8, 5), (1, 1, 40, 34, 3), (2, 2, 197, 384, 16)]
+SHAPES = [(1, 1, 1, 2, 16), (2, 2, 63, 40, 16), (2, 1, 65, 8, 5), (1, 1, 40, 34, 3), (2, 2, 197, 384, 16)]
 
 
 @pytest.fixture(params=BACKENDS)

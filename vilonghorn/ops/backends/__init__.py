@@ -106,6 +106,9 @@ def _missing_kernel(backend: str, args: ScanArguments) -> str | None:
     if backend == cuda.NAME and not cuda.takes_sizes(args.sizes):
         expected = f"takes up to {cuda.MAX_STATES} states and an even number of channels"
         return f"{expected}, not {args.sizes.N} and {args.sizes.D}"
+    joined = args.reduce == "mean" or args.z is not None
+    if backend == cuda.NAME and not cuda.takes_directions(args.reverse, joined):
+        return f"takes one direction or two opposite ones with a mean or a gate, not {list(args.reverse)}"
     return None
 
 

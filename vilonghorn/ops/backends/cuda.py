@@ -34,6 +34,7 @@ MAX_NORM = 1024  # VL_CUDA_MAX_NORM
 TAPS = 4  # of a convolution over the sequence, the only number with kernels
 GRID_FILTER = (3, 3)  # the same over a grid
 MAX_STRIDE = 2**31 - 1
+ONE_OR_OPPOSITE = [False], [True], [False, True]  # sorted flags of directions
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -124,7 +125,7 @@ def takes_conv(taps: int, reverse: Sequence[int], conv_grid: Sequence[int], leng
     if conv_grid:
         rows, columns, *sides = conv_grid
         return tuple(sides) == GRID_FILTER and len(reverse) == 1 and rows * columns == length
-    return taps == TAPS and sorted(map(bool, reverse)) in ([False], [True], [False, True])
+    return taps == TAPS and sorted(map(bool, reverse)) in ONE_OR_OPPOSITE
 
 
 def _conv_params(args: ConvArguments) -> Params:
@@ -186,6 +187,11 @@ def norm_backward(dy: Tensor, dx: Tensor, x: Tensor, weight: Tensor, eps: float)
 def takes_sizes(sizes: Sizes) -> bool:
     """Whether there is a kernel of the scan: for up to MAX_STATES states, and pairs of channels."""
     return sizes.N <= MAX_STATES and sizes.D % 2 == 0
+
+
+def takes_directions(reverse: Sequence[int], joined: bool) -> bool:
+    """Whether there is a kernel: directions that are `joined` by a mean or a gate are one or two opposite ones."""
+    return not joined or sorted(map(bool, reverse)) in ONE_OR_OPPOSITE
 
 
 def takes_mamba_inner(args: MambaInnerArguments) -> bool:
