@@ -15,8 +15,6 @@ using namespace vilonghorn;
 
 namespace {
 
-constexpr int AHEAD = 64;  // prefetch distance in rows: what the next job rounds
-
 VL_INLINE I splat(int32_t value) { return value - I{}; }
 
 // In each lane, the sum of two products of int16.
@@ -78,7 +76,7 @@ float round_row(uint8_t *to, const Gemm &m, const float *a) {
   for (int64_t d = 0; d < m.depth; d += W) {
     const int count = (int)least(m.depth - d, W);
     const V x = load(a + d, count);
-    if (weight) squares += x * x, __builtin_prefetch(a + d + AHEAD * m.a_row, 0, 2);
+    if (weight) squares += x * x, __builtin_prefetch(a + d + kRowsAhead * m.a_row, 0, 2);
     largest.add(value(d, count));
   }
   const float most = largest.value();
@@ -89,8 +87,7 @@ float round_row(uint8_t *to, const Gemm &m, const float *a) {
   }
   const float step = most * (1 / 127.0f);
   if (!weight) return step;
-  const float total = fold(squares, [](V a, V b) VL_LAMBDA { return a + b; })[0];
-  return step / sqrtf(total * (1 / (float)m.depth) + m.eps);
+  return step / sqrtf(total<float>(squares) * (1 / (float)m.depth) + m.eps);
 }
 
 // One tile of out, from row and column on. C: vectors of a row, fewer than COLUMNS where the columns end.

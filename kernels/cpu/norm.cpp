@@ -18,11 +18,6 @@ template <class T> struct Norm {
   V in(const void *p, int64_t row, int64_t d) const { return load((const T *)p + row * a.channels + d, width(d)); }
   void out(void *p, int64_t row, int64_t d, V v) const { store((T *)p + row * a.channels + d, v, width(d)); }
   V weight(int64_t d) const { return load((const T *)a.weight + d, width(d)); }
-  static T total(V v) {
-    T sum;
-    sum_lanes<T>(&v, 1, &sum);
-    return sum;
-  }
 
   void forward() {
     for (int64_t row = begin; row < end; row++) {
@@ -30,8 +25,9 @@ template <class T> struct Norm {
       for (int64_t d = 0; d < a.channels; d += W) {
         const V x = in(a.x, row, d);
         squares += x * x;
+        __builtin_prefetch((const T *)a.x + (row + kRowsAhead) * a.channels + d, 0, 2);
       }
-      const T scale = T(1) / T(sqrt(total(squares) / a.channels + T(a.eps)));
+      const T scale = T(1) / T(sqrt(total<T>(squares) / a.channels + T(a.eps)));
       ((T *)a.scale)[row] = scale;
       for (int64_t d = 0; d < a.channels; d += W) out(a.y, row, d, in(a.x, row, d) * scale * weight(d));
     }
@@ -50,7 +46,7 @@ template <class T> struct Norm {
         dot += dy * weight(d) * x;
         dweight[d / W] += dy * x;
       }
-      const T mean = total(dot) / a.channels;
+      const T mean = total<T>(dot) / a.channels;
       for (int64_t d = 0; d < a.channels; d += W) {
         const V x = in(a.x, row, d) * scale;
         const V dx = (in(a.dy, row, d) * weight(d) - x * mean) * scale;

@@ -46,15 +46,6 @@ template <class Pack> VL_INLINE void each_panel(const Gemm &m, int64_t job, Pack
     if (panel * COLUMNS * W < m.columns) pack(panel);
 }
 
-// Combines all lanes of v.
-template <int S = W / 2, class Combine> VL_INLINE V fold(V v, Combine combine) {
-  if constexpr (S > 0) {
-    V a = v, b = v;
-    unzip_runs<float, S>(a, b);
-    return fold<S / 2>(combine(a, b), combine);
-  }
-  return v;
-}
 // The largest magnitude of the lanes that were added; NaN if one of them is.
 struct Largest {
   I bits{};  // as integers, NaN is above all numbers
@@ -63,7 +54,7 @@ struct Largest {
     bits = size > bits ? size : bits;
   }
   VL_FLATTEN float value() const {
-    return fold(bit_cast<V>(bits), [](V a, V b) VL_LAMBDA {
+    return fold<float>(bit_cast<V>(bits), [](V a, V b) VL_LAMBDA {
       const I x = bit_cast<I>(a), y = bit_cast<I>(b);
       return bit_cast<V>(x > y ? x : y);
     })[0];

@@ -66,6 +66,8 @@ template <bool WRITES = false, class T> VL_INLINE void prefetch(const T *p) {
   __builtin_prefetch(p + kLanes<T>, WRITES, 2);
 }
 
+constexpr int64_t kRowsAhead = 64;  // that a norm prefetches: those of the next few products
+
 // Transposes `count` rows of `columns` elements: v[j * step][l] = p[l * columns + j].
 template <class T> static void load_columns(Vector<T> *v, int64_t step, const T *p, int64_t columns, int count) {
   for (int64_t j = 0; j < columns; j++) {
@@ -99,6 +101,19 @@ template <class T, int S = kLanes<T> / 2> VL_INLINE void transpose(Vector<T> *v)
       if (!(i & S)) unzip_runs<T, S>(v[i], v[i + S]);
     transpose<T, S / 2>(v);
   }
+}
+
+// Combines all lanes of v.
+template <class T, int S = kLanes<T> / 2, class Combine> VL_INLINE Vector<T> fold(Vector<T> v, Combine combine) {
+  if constexpr (S > 0) {
+    Vector<T> a = v, b = v;
+    unzip_runs<T, S>(a, b);
+    return fold<T, S / 2>(combine(a, b), combine);
+  }
+  return v;
+}
+template <class T> VL_INLINE T total(Vector<T> v) {
+  return fold<T>(v, [](Vector<T> a, Vector<T> b) VL_LAMBDA { return a + b; })[0];
 }
 
 // Sums each of kLanes vectors across its lanes; the sums form one vector. Each level adds lanes that are S apart.
