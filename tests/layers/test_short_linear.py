@@ -83,6 +83,23 @@ def test_the_stream_is_added_by_the_last_product_where_nothing_is_between_them(s
             torch.testing.assert_close(value, expected, rtol=2e-2, atol=4e-2)
 
 
+def test_an_mlp_runs_by_its_weights_unless_a_part_of_it_is_replaced(stream, monkeypatch):
+    block, added = Block(16, mlp_ratio=0.5, **GATED), []
+    monkeypatch.setattr(torch, "addmm", lambda *args, addmm=torch.addmm: added.append(args) or addmm(*args))
+    expected = run(block, stream)
+    assert len(added) == 2
+    block.mlp.fc1 = nn.Sequential(block.mlp.fc1)
+    replaced = run(block, stream)
+    assert len(added) == 3  # that of the mixer
+    block.mlp.fc1 = block.mlp.fc1[0]
+    block.mlp.act.register_forward_hook(lambda *_: None)
+    hooked = run(block, stream)
+    assert len(added) == 4
+    for values in (replaced, hooked):
+        for value, other in zip(values, expected, strict=True):
+            torch.testing.assert_close(value, other, rtol=4e-2, atol=6e-2)
+
+
 @pytest.mark.filterwarnings("ignore:vilonghorn scans")
 def test_checkpointed_and_compiled_blocks_give_what_eager_ones_give(stream):
     blocks = Blocks(Block(16, **GATED), Block(16, d_conv=(3, 3), mlp_ratio=0.5))

@@ -4,14 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.layers import DropPath, SwiGLUPacked
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from ..ops._torch import is_unchanged
+from ..ops._torch import autocast_dtype, is_unchanged
 from . import fast_block
 from .mixer import Mixer, State
 from .norm import RMSNorm, residual_norm
+from .short_linear import ShortLinear, short_weights
 
 
 class Block(nn.Module):
@@ -82,9 +84,9 @@ class Block(nn.Module):
         if self.mlp is not None and self.norm2 is not None:
             if torch.jit.is_scripting():
                 normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
+                x = x + self.drop_path(self.mlp(normed))
             else:
-                x, normed = residual_norm(self.norm2, x)
-            x = x + self.drop_path(self.mlp(normed))
+                x = self._add_mlp(x)
         return x
 
     @torch.jit.unused
@@ -98,13 +100,32 @@ class Block(nn.Module):
 
     @torch.jit.unused
     def _add_mixed(self, x: Tensor, grid: list[int] | None, valid: Tensor | None) -> Tensor:
-        """x plus the branch of the mixer, by its last product where that is possible."""
+        """x plus the branch of the mixer, under autocast by its last product where nothing is between them."""
         x, normed = residual_norm(self.norm, x)
-        drop_path, y = self.drop_path, None
+        stream, y = self._stream(x), None
+        if stream is not None and valid is None and is_unchanged(self.mixer, Mixer):
+            y = self.mixer._run_short(normed, grid, stream)
+        return x + self.drop_path(self._mix(normed, grid, valid)) if y is None else y
+
+    @torch.jit.unused
+    def _add_mlp(self, x: Tensor) -> Tensor:
+        """As `_add_mixed` for the MLP."""
+        mlp: Any = self.mlp
+        x, normed = residual_norm(self.norm2, x)  # type: ignore[arg-type]
+        short = short_weights(normed, (mlp.fc1, mlp.fc2)) if fast_block.is_swiglu(mlp) else None
+        if short is None:
+            return x + self.drop_path(mlp(normed))
+        gates, values = ShortLinear.apply(normed.to(short[0].dtype), short[0], mlp.fc1.weight, None).chunk(2, -1)
+        stream = self._stream(x)
+        y = ShortLinear.apply(F.silu(gates) * values, short[1], mlp.fc2.weight, stream)
+        return x + self.drop_path(y) if stream is None else y
+
+    @torch.jit.unused
+    def _stream(self, x: Tensor) -> Tensor | None:
+        """x if autocast gives the branches its dtype, and they are added as they are."""
+        drop_path = self.drop_path
         is_open = is_unchanged(drop_path, nn.Identity) or is_unchanged(drop_path, DropPath) and not drop_path.training
-        if is_open and valid is None and is_unchanged(self.mixer, Mixer):
-            y = self.mixer._run_short(normed, grid, x)
-        return x + drop_path(self._mix(normed, grid, valid)) if y is None else y
+        return x if is_open and x.dtype == autocast_dtype(x) else None
 
     def _mix(self, x: Tensor, grid: list[int] | None, valid: Tensor | None) -> Tensor:
         if valid is not None:

@@ -20,8 +20,9 @@ from ..ops.backends import cpu, has_rule
 from ..ops.backends.bindings import BLOCK
 from ..ops.block import run_block
 from ..ops.validate import flatten_weights, validate_block
-from .mixer import CLASSES, Mixer
+from .mixer import Mixer
 from .norm import RMSNorm, decay_rates
+from .short_linear import CLASSES
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")  # on other processors torch's products are faster
 
@@ -62,6 +63,14 @@ def is_float32_on_cpu(t: Tensor) -> bool:
     return t.dtype is torch.float32 and t.is_cpu and type(t) in CLASSES
 
 
+def is_swiglu(mlp: Any) -> bool:
+    """Whether a module is the MLP of `Block`, apart from its two layers."""
+    if not is_unchanged(mlp, GluMlp) or mlp.gate_last:
+        return False
+    parts = [(mlp.act, nn.SiLU), (mlp.norm, nn.Identity), (mlp.drop1, nn.Dropout), (mlp.drop2, nn.Dropout)]
+    return all([is_unchanged(part, kind) for part, kind in parts]) and not mlp.drop1.p and not mlp.drop2.p
+
+
 def is_one_operator(block: Any) -> bool:
     """Whether the operator computes what the modules of a block compute.
 
@@ -71,13 +80,12 @@ def is_one_operator(block: Any) -> bool:
     kinds: list[tuple[nn.Module, type]] = [(mixer, Mixer), (block.norm, RMSNorm)]
     kinds.append((drop_path, DropPath if isinstance(drop_path, DropPath) else nn.Identity))
     if mlp is not None:
-        kinds += [(mlp, GluMlp), (block.norm2, RMSNorm)]
+        kinds.append((block.norm2, RMSNorm))
     if not all([is_unchanged(module, kind) for module, kind in kinds]):
         return False
     layers = [mixer.in_proj, mixer.out_proj]
     if mlp is not None:
-        parts = [(mlp.act, nn.SiLU), (mlp.norm, nn.Identity), (mlp.drop1, nn.Dropout), (mlp.drop2, nn.Dropout)]
-        if mlp.gate_last or not all([is_unchanged(part, kind) for part, kind in parts]) or mlp.drop1.p or mlp.drop2.p:
+        if not is_swiglu(mlp):
             return False
         layers += [mlp.fc1, mlp.fc2]
     if not all([is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers]):

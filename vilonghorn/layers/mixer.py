@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch._subclasses import FakeTensor
 
 from ..ops import conv_silu, rms_norm, scan
-from ..ops._torch import autocast_dtype, is_tracing, is_unchanged
 from ..ops.arguments import MixerWeights
-from ..ops.backends import cpu
 from ..ops.mamba_inner import SCAN_NORM_EPS, check_arguments, convolve, projections
 from ..ops.rules import NO_RULE, find_rule, inverse_softplus
 from ..ops.validate import MAX_CONV, MAX_STATE, check_flags
 from .norm import decay_rates
-from .short_linear import ShortLinear
+from .short_linear import ShortLinear, short_weights
 
 fx.wrap("decay_rates")
 
-CLASSES = (nn.Parameter, Tensor, FakeTensor)  # of weights; other subclasses of tensors may store something else
 State = tuple[Tensor, Tensor | None]  # of `Mixer.step`
 DT_MIN, DT_MAX = 1e-3, 1e-1  # range of Mamba's initial step sizes, softplus(dt_bias)
 
@@ -193,32 +189,16 @@ class Mixer(nn.Module):
 
     @torch.jit.unused
     def _run_short(self, x: Tensor, grid: list[int] | None, stream: Tensor | None = None) -> Tensor | None:
-        """As `forward` under autocast, plus `stream`; or None where the modules have to be called.
-
-        That is where autocast converts nothing or the stream has another dtype. All projections are converted at once.
-        A CPU with the native library runs in float32.
-        """
-        is_seen = is_tracing(x) and (not torch.compiler.is_compiling() or torch.compiler.is_exporting())
-        dtype = None if is_seen else autocast_dtype(x)
-        if dtype is None or dtype == self.in_proj.weight.dtype or cpu.unavailable(x.device.type) is None:
+        """As `forward` under autocast, plus `stream` of its dtype; or None where the modules have to be called."""
+        scan_weights: Any = () if self.rule == NO_RULE else (self.x_proj, self.dt_proj)
+        short = short_weights(x, (self.in_proj, self.out_proj), scan_weights)
+        if short is None:
             return None
-        layers = (self.in_proj, self.out_proj)
-        if not all(is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers):
-            return None
-        weights: Any = (self.in_proj.weight, self.out_proj.weight, self.x_proj, self.dt_proj)
-        weights = weights[:2] if self.rule == NO_RULE else weights
-        if not all(type(weight) in CLASSES for weight in weights) or stream is not None and stream.dtype != dtype:
-            return None
-        # ShortLinear has the gradients of the first two.
-        given = [weight.detach() if i < 2 else weight for i, weight in enumerate(weights)]
-        parts = (
-            torch.cat([weight.flatten() for weight in given]).to(dtype).split([weight.numel() for weight in weights])
-        )
-        in_proj, out_proj, *scan_weights = (part.view(weight.shape) for part, weight in zip(parts, weights))
+        in_proj, out_proj, *scan_weights = short
         inner = self.weights()._replace(**dict(zip(("x_proj", "dt_proj"), scan_weights)))
-        xz = ShortLinear.apply(x.to(dtype), in_proj, weights[0], None)
+        xz = ShortLinear.apply(x.to(in_proj.dtype), in_proj, self.in_proj.weight, None)
         y = torch.ops.vilonghorn.mamba_inner(xz, *inner, self.scan_norm, self.rule, self.flags, grid)
-        return ShortLinear.apply(y, out_proj, weights[1], stream)
+        return ShortLinear.apply(y, out_proj, self.out_proj.weight, stream)
 
     @torch.jit.unused
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:

@@ -1,7 +1,16 @@
-"""A linear layer with a weight that was converted for autocast, whose gradient needs no conversion."""
+"""Linear layers under autocast: their weights are converted at once, and the gradients need no conversion."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+
+from ..ops._torch import autocast_dtype, is_tracing, is_unchanged
+from ..ops.backends import cpu
+
+CLASSES = (nn.Parameter, Tensor, FakeTensor)  # of weights; other subclasses of tensors may store something else
 
 
 class ShortLinear(torch.autograd.Function):
@@ -41,3 +50,22 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 def runs_cublas(t: Tensor) -> bool:
     """Whether products of t are cuBLAS's, which write float32 for shorter factors."""
     return t.is_cuda and torch.version.hip is None
+
+
+def short_weights(x: Tensor, layers: Sequence[Any], others: Sequence[Tensor] = ()) -> list[Tensor] | None:
+    """The weights of linear layers, without gradients, and other weights in the dtype that autocast gives x.
+
+    None where autocast converts nothing, as on a CPU with the native library, or where the layers have to be called.
+    """
+    is_seen = is_tracing(x) and (not torch.compiler.is_compiling() or torch.compiler.is_exporting())
+    dtype = None if is_seen else autocast_dtype(x)
+    if dtype is None or cpu.unavailable(x.device.type) is None:
+        return None
+    if not all(is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers):
+        return None
+    given = [*(layer.weight for layer in layers), *others]
+    if given[0].dtype == dtype or not all(type(weight) in CLASSES for weight in given):
+        return None
+    weights = [*(layer.weight.detach() for layer in layers), *others]
+    parts = torch.cat([weight.flatten() for weight in weights]).to(dtype).split([weight.numel() for weight in weights])
+    return [part.view(weight.shape) for part, weight in zip(parts, weights)]
