@@ -39,7 +39,7 @@ template <bool DOTS> VL_INLINE I multiply_add(I sum, I a, I b) {
   }
 #elif defined(__aarch64__)
   if constexpr (DOTS) {
-    asm(".arch_extension dotprod\n sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
+    asm(".arch armv8.2-a+dotprod\n sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
     return sum;
   }
 #endif
