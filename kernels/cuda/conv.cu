@@ -45,7 +45,7 @@ struct Geometry {
 template <class T, int FORWARD, int BACKWARD>
 int run(const Walk &walk, const Geometry &at, bool backward, void *stream) {
   typedef void (*Kernel)(Walk);
-  const bool pair = walk.direction[1] >= 0, on_grid = walk.conv.conv_grid.rows;
+  const bool pair = walk.conv.directions > 1, on_grid = walk.conv.conv_grid.rows;
   const Kernel forward_kernel = on_grid ? conv_grid_forward<T, FORWARD>
                                 : pair  ? conv_forward<T, FORWARD, true>
                                         : conv_forward<T, FORWARD, false>;
@@ -63,7 +63,7 @@ template <class T> int run_conv(const VlConv &a, bool backward, int device, void
   const Geometry at(a, backward);
   if (at.rows * at.tiles > INT32_MAX) return cudaErrorInvalidValue;
   const bool reversed = !a.conv_grid.rows && a.reverse[0];
-  const Walk walk = {a, {0, a.directions > 1 ? 1 : -1}, reversed, at.segment, at.segments, at.tiles};
+  const Walk walk = {a, reversed, at.segment, at.segments, at.tiles};
   const auto run_vectors = at.vector > 1 ? run<T, kForwardVector, kBackwardVector> : run<T, 1, 1>;
   if (const int error = run_vectors(walk, at, backward, stream)) return error;
   if (!backward) return cudaSuccess;

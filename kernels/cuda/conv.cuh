@@ -1,9 +1,10 @@
 // The depthwise convolution with SiLU: one kernel forward, one backward, and a sum of the weights' gradients.
 //
-// A thread has VECTOR adjacent channels and walks one segment of a sequence. It runs a direction and, with PAIR, the
-// opposite one in the same walk: both need the same inputs x. A convolution is computed in transposed form: each x is
-// added to the kTaps results that it reaches. So nothing is kept of x but the kTaps - 1 tokens that the weights'
-// gradients need. Backward computes the convolution again. Neighbouring segments both read the tokens at their border.
+// A thread has VECTOR adjacent channels and walks one segment of a sequence. It runs direction 0 and, with PAIR, the
+// opposite direction 1 in the same walk: both need the same inputs x. A convolution is computed in transposed form:
+// each x is added to the kTaps results that it reaches. So nothing is kept of x but the kTaps - 1 tokens that the
+// weights' gradients need. Backward computes the convolution again. Neighbouring segments both read the tokens at their
+// border.
 #pragma once
 #include <type_traits>
 #include "reduce.cuh"
@@ -17,7 +18,6 @@ constexpr int kThreads = 128;  // of a block, at most
 // The kernel argument: the caller's parameters and how threads share the work.
 struct Walk {
   VlConv conv;
-  int direction[2];       // the second is the opposite of the first; without PAIR it is absent
   bool reversed;          // the first direction starts at the last token
   int segment, segments;  // tokens of a segment, and segments of a sequence, or of a row of a grid
   int tiles;              // blocks that share the channels
@@ -91,11 +91,11 @@ template <class T, int VECTOR> VL_DEVICE Vector<T, VECTOR> load_if(bool conditio
 // threads has some of them. `partials`: (rows of blocks, G, D, taps), then of the bias (rows of blocks, G, D).
 template <int VECTOR> VL_DEVICE void sum_rows(const Walk &walk, const float *gradients, int channel, int64_t row) {
   const VlConv &a = walk.conv;
-  const int taps = (int)a.d_conv, members = walk.direction[1] < 0 ? 1 : 2;
+  const int taps = (int)a.d_conv;
   const int64_t weights = gridDim.x / walk.tiles * a.directions * a.channels * taps;
   if (channel >= a.channels) return;
-  VL_ROLL for (int i = threadIdx.y; i < members * (taps + 1); i += blockDim.y) {
-    const int64_t at = (row * a.directions + walk.direction[i / (taps + 1)]) * a.channels + channel;
+  VL_ROLL for (int i = threadIdx.y; i < a.directions * (taps + 1); i += blockDim.y) {
+    const int64_t at = (row * a.directions + i / (taps + 1)) * a.channels + channel;
     const int tap = i % (taps + 1), step = tap < taps ? taps : 1;
     float sum[VECTOR] = {}, *const to = (float *)a.partials + (tap < taps ? at * taps + tap : weights + at);
     VL_ROLL for (int y = 0; y < (int)blockDim.y; y++) VL_UNROLL for (int c = 0; c < VECTOR; c++) sum[c] +=
@@ -115,10 +115,10 @@ __global__ void __launch_bounds__(kThreads, 4) conv_forward(const __grid_constan
   const Place place(walk, VECTOR, 1, a.length);
   if (!place.active) return;
   Direction<VECTOR> first, second;
-  first.load(a, walk.direction[0], place.channel, true);
-  if (PAIR) second.load(a, walk.direction[1], place.channel, false);
-  const Row<T> x = input_row<T>(a.x, 0, place, walk), y = output_row<T>(a.y, walk.direction[0], place, walk),
-               y2 = output_row<T>(a.y, PAIR ? walk.direction[1] : 0, place, walk);
+  first.load(a, 0, place.channel, true);
+  if (PAIR) second.load(a, 1, place.channel, false);
+  const Row<T> x = input_row<T>(a.x, 0, place, walk), y = output_row<T>(a.y, 0, place, walk),
+               y2 = output_row<T>(a.y, PAIR, place, walk);
 
   const int last = place.end + (PAIR ? kLag : 0);
   // The walk from position p to p + kTaps; EDGE: some of these positions lie outside the segment or the sequence.
@@ -157,11 +157,10 @@ __global__ void __launch_bounds__(kThreads, 4) conv_backward(const __grid_consta
   float gradient[kTaps + 1][VECTOR] = {}, gradient2[kTaps + 1][VECTOR] = {};
   float window[kTaps][VECTOR] = {}, partial[kTaps][VECTOR] = {};
   if (place.active) {
-    const int second_direction = PAIR ? walk.direction[1] : 0;
-    first.load(a, walk.direction[0], place.channel, true);
-    if (PAIR) second.load(a, second_direction, place.channel, false);
-    const Row<T> x = input_row<T>(a.x, 0, place, walk), dy = input_row<T>(a.dy, walk.direction[0], place, walk),
-                 dy2 = input_row<T>(a.dy, second_direction, place, walk),
+    first.load(a, 0, place.channel, true);
+    if (PAIR) second.load(a, 1, place.channel, false);
+    const Row<T> x = input_row<T>(a.x, 0, place, walk), dy = input_row<T>(a.dy, 0, place, walk),
+                 dy2 = input_row<T>(a.dy, PAIR, place, walk),
                  dx((T *)a.dx + place.batch * a.length * a.dx_step + place.channel, a.dx_step, walk);
     const auto steps = [&](int p, auto edge) {
       Vector<T, VECTOR> in[kTaps], dout[kTaps], dout2[kTaps];

@@ -50,7 +50,7 @@ template <int RULE, class T> struct Backward {
   Shared &shared;
   const int lane, order, g, length, column;  // column: the lane's channels in the tile
   const int64_t b;
-  const Steps steps;
+  const bool reversed;
   int channel, d;
   bool active;
   float s[CHANNELS][kStates], grad[CHANNELS][kStates];
@@ -65,7 +65,7 @@ template <int RULE, class T> struct Backward {
 
   VL_DEVICE Backward(const Job &job, const Warp &warp, Shared &shared)
       : job(job), a(job.scan), warp(warp), shared(shared), lane(warp.lane), order(warp.lane / 8 * 4), g(warp.direction),
-        length(warp.length), column(warp.lane * CHANNELS), b(warp.sequence), steps(warp, is_reversed(job, g)) {
+        length(warp.length), column(warp.lane * CHANNELS), b(warp.sequence), reversed(is_reversed(job, g)) {
     const int channels = (int)a.channels, states = (int)a.states;
     channel = warp.tile * TILE + column;
     active = channel < channels;
@@ -77,7 +77,7 @@ template <int RULE, class T> struct Backward {
     }
     read_states(a, active ? a.dfinal_state : nullptr, g * a.batch + b, d, order, grad);
     scale = active ? job.scale : 0.f;
-    const int64_t t = steps[length - 1], row = (b * a.length + t) * channels + d;
+    const int64_t t = position(length - 1), row = (b * a.length + t) * channels + d;
     const int64_t row_of_direction = row + g * a.batch * a.length * channels;
     dy = token_at<T>(a.dy, g, b, t) + d, z = token_at<T>(a.z, 0, b, t) + d;
     dx = (T *)a.dx + row_of_direction;
@@ -85,7 +85,7 @@ template <int RULE, class T> struct Backward {
     const int state = order + lane % 4;  // the state whose sum this lane receives
     const int64_t token = ((warp.tile * a.directions + g) * a.batch + b) * a.length + t;
     dtokens = (float *)(lane & 4 ? a.dq : a.dk) + token * states + state;
-    const int back = steps.reversed ? 1 : -1;  // from a step to the previous one
+    const int back = reversed ? 1 : -1;  // from a step to the previous one
     dy_step = back * (int)a.dy.step, z_step = back * (int)a.z.step;
     dx_step = back * channels, dz_step = back * (int)a.dz_step, dtokens_step = back * states;
     pin(dy), pin(z), pin(dx), pin(dz), pin(dtokens);
@@ -93,6 +93,7 @@ template <int RULE, class T> struct Backward {
     if (a.z.data) next_z = load<T, CHANNELS>(z);
   }
 
+  VL_DEVICE int position(int step) const { return reversed ? length - 1 - step : step; }  // in the image
   VL_DEVICE static int unreached(int) { return 0; }  // the middle without a second half
   // `middle`: the number of steps in this team's second half.
   VL_DEVICE void run(int middle) {
@@ -125,8 +126,8 @@ template <int RULE, class T> struct Backward {
 
   // Copies the inputs of a chunk and computes its gates.
   VL_DEVICE void begin_chunk(int first) {
-    const int left = length - first, start = steps[first];
-    CopyTokens tokens(a.k, a.q, g, b, start, steps.reversed, (int)a.states, job.wide_tokens, lane);
+    const int left = length - first, start = position(first);
+    CopyTokens tokens(a.k, a.q, g, b, start, reversed, (int)a.states, job.wide_tokens, lane);
     Copy x(copy_from(a.x, start)), dt(copy_from(a.dt, start));
     sync_warp();  // the previous chunk: its shuffles order the lanes, but not what these read
     VL_UNROLL for (int i = 0; i < kChunk / kStage; i++) tokens.copy(shared.copied.tokens[i], left - i * kStage);
@@ -150,7 +151,7 @@ template <int RULE, class T> struct Backward {
     sync_warp();  // before states replace what was copied
   }
   VL_DEVICE Copy copy_from(const VlInput &in, int start) const {
-    return {token_at<T>(in, g, b, start), steps.reversed ? -in.step : in.step, warp.tile * TILE, (int)a.channels, lane};
+    return {token_at<T>(in, g, b, start), reversed ? -in.step : in.step, warp.tile * TILE, (int)a.channels, lane};
   }
 
   // Stores the states before the RUN steps from `low` of the chunk in shared memory, the first of them at `slot`. For

@@ -42,14 +42,6 @@ struct Warp {
 // The partial sums over directions, as an input.
 VL_DEVICE VlInput sums_of(const VlScan &a) { return {a.accumulator, 0, a.length * a.channels, a.channels}; }
 
-// The steps in scan order, as positions in the image.
-struct Steps {
-  int last;
-  bool reversed;
-  VL_DEVICE Steps(const Warp &warp, bool reversed) : last(warp.length - 1), reversed(reversed) {}
-  VL_DEVICE int operator[](int i) const { return reversed ? last - i : i; }
-};
-
 // Runs what a warp does, Part. The middle is in steps of its team; -1 with one team. Until then this team reaches each
 // step before the other one, afterwards it adds to the other's partial sums. Backward, the team that scans from the
 // first step comes from the end.
