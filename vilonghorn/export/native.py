@@ -89,6 +89,14 @@ class NativeStem(ConvStem):
         return _symbolic("Stem", inputs, (B, *sides, conv2.out_channels), eps=self.norm.eps, step=self.step, **strides)
 
 
+class NativePool(nn.AdaptiveAvgPool2d):
+    """The average of each channel, over columns and then rows: onnxruntime takes longer for both at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `nn.AdaptiveAvgPool2d(1).forward`."""
+        return x.mean(-1, keepdim=True).mean(-2, keepdim=True)
+
+
 class NativeMixer(ExportableMixer):
     """A mixer whose scan is one operator in the exported graph."""
 
@@ -106,6 +114,8 @@ def use_operators(model: nn.Module) -> nn.Module:
         elif type(module) is ConvStem and _are_unchanged(parts, norm=RMSNorm, conv1=nn.Conv2d, conv2=nn.Conv2d):
             module.__class__ = NativeStem
             module.step = getattr(model, "model", model).patches()[0][0]
+        elif type(module) is nn.AdaptiveAvgPool2d and module.output_size == 1:
+            module.__class__ = NativePool
     for module in model.modules():
         if type(module) is Stage and all(type(block) is NativeBlock for block in module.blocks):
             module.__class__ = NativeStage
