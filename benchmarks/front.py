@@ -21,6 +21,7 @@ from importlib.metadata import version
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from shutil import copy
 from typing import Any
 from unittest import mock
 
@@ -120,7 +121,9 @@ def write_file(model: str, form: str, size: int, batch: int, folder: Path, code:
     with tempfile.TemporaryDirectory(dir=folder) as partial_folder:
         partial_path = Path(partial_folder, path.name)
         if form == "int8":
-            quantize(write_file(model, "onnxruntime", size, batch, folder, code), partial_path, (batch, 3, size, size))
+            # Of a copy: onnxruntime writes a file beside its source, and other processes may read that.
+            source = copy(write_file(model, "onnxruntime", size, batch, folder, code), partial_folder)
+            quantize(Path(source), partial_path, (batch, 3, size, size))
         elif model in OURS:
             export(load_for_export(model), FILES[form][0], partial_path, FILES[form][1])
         else:
