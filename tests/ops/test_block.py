@@ -136,8 +136,10 @@ def test_inference_scans_the_rows_of_a_large_map_in_strips(
     options = dict(rule=rule, reverse=(reverse,), grid=grid)
     actual = infer(values, isa, threads, **options)
     with torch.no_grad():
+        parts = in_parts(**values, **options)
         expected = in_parts(**{name: value.double() for name, value in values.items()}, **options)
-    torch.testing.assert_close(actual.double(), expected, rtol=3e-5, atol=3e-5)
+    atol = 3e-5 + 3 * float((parts - expected).abs().max())  # sums that cancel are as inexact in parts
+    torch.testing.assert_close(actual.double(), expected, rtol=3e-5, atol=atol)
 
 
 @needs_amx
