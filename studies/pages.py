@@ -70,6 +70,7 @@ def tables() -> dict[Path, dict[str, str]]:
             "top1": scores(report("icons"), "top1"),
             "differences": differences(report("icons"), "top1"),
             "larger": larger_table(),
+            "rivals": rivals_table(),
             "images": images_table("icons", "icons"),
             "cost": cost_table(),
         },
@@ -300,6 +301,25 @@ def extrapolation_table() -> str:
     for row in load("extrapolation")["rows"]:
         rows.setdefault(row["scan"], {"scan": row["scan"]})[f"{row['pixels']} px"] = f"{row['top1']:.1f}"
     return markdown(list(rows.values()))
+
+
+def rivals_table() -> str:
+    """A row for each run of the study `rivals`."""
+    found = report("rivals")
+    return markdown(
+        [
+            {
+                "model": found.title(run["candidate"]).partition(",")[0],
+                "parameters": f"{run['parameters'] / 1e6:.1f} M",
+                "epochs": str(len(run["curve"])),
+                "rate": f"{run['rate']:g}",
+                "seed": str(run["seed"]),
+                "validation, %": f"{run['val']['top1']:.1f}",
+                "test, %": f"{run['tests']['test']['top1']:.1f}",
+            }
+            for run in found.cells
+        ]
+    )
 
 
 def larger_table() -> str:
