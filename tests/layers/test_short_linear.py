@@ -1,5 +1,7 @@
 """The linear layer of weights that autocast converts: against torch's own layers, in gradients of every dtype."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from timm.layers import DropPath
 from torch import nn
 
 from vilonghorn.layers import Block, Blocks, short_linear
-from vilonghorn.layers.short_linear import ShortLinear
+from vilonghorn.layers.short_linear import short_linear as linear
 from vilonghorn.ops.backends import cpu as native
 
 GATED = dict(rule=None, reverse=(False,), d_conv=(3, 3), expand=1)
@@ -24,7 +26,7 @@ def test_values_and_gradients_are_those_of_a_linear_layer(dtype, with_stream):
     weight, x = rand(5, 8).requires_grad_(), rand(2, 3, 8, dtype=dtype).requires_grad_()
     stream, dy = rand(2, 3, 5, dtype=dtype).requires_grad_(), rand(2, 3, 5, dtype=dtype)
     given = [x, weight, *([stream] if with_stream else [])]
-    y = ShortLinear.apply(x, weight.detach().to(dtype), weight, stream if with_stream else None)
+    y = linear(x, weight.detach().to(dtype), weight, stream if with_stream else None)
     expected = F.linear(x.double(), weight.to(dtype).double()) + (stream.double() if with_stream else 0)
     tolerance = dict(rtol=2e-2, atol=2e-2, check_dtype=False)
     torch.testing.assert_close(y, expected, **tolerance)
@@ -37,7 +39,7 @@ def test_values_and_gradients_are_those_of_a_linear_layer(dtype, with_stream):
 def test_only_the_gradients_that_are_wanted_are_computed(monkeypatch):
     weight, x, products = rand(5, 8), rand(3, 8, dtype=torch.bfloat16).requires_grad_(), []
     monkeypatch.setattr(short_linear, "product", lambda *args: products.append(args))
-    ShortLinear.apply(x, weight.to(x), weight, None).sum().backward()
+    linear(x, weight.to(x), weight).sum().backward()
     assert x.grad.isfinite().all() and not products
 
 
@@ -110,3 +112,40 @@ def test_checkpointed_and_compiled_blocks_give_what_eager_ones_give(stream):
     torch._dynamo.reset()
     for value, expected in zip(run(torch.compile(blocks, fullgraph=True, backend="aot_eager"), stream), eager):
         torch.testing.assert_close(value, expected, rtol=5e-2, atol=5e-2)
+
+
+def test_an_empty_batch_and_a_result_that_is_changed_in_place_run(stream):
+    block = Block(16, mlp_ratio=0.5, **GATED)
+    assert all(value.isfinite().all() for value in run(block, stream[:0].detach().requires_grad_()))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = block(stream, [3, 4])
+        y += block(y.clone(), [3, 4])
+    y.sum().backward()
+    assert stream.grad.isfinite().all() and stream.grad.any()
+
+
+def test_gradients_can_be_differentiated_again(stream):
+    block = Block(16, mlp_ratio=0.5, **GATED)
+
+    def second(block, x):
+        (dx,) = torch.autograd.grad(block(x, [3, 4]).double().square().sum(), x, create_graph=True)
+        return torch.autograd.grad(dx.double().square().sum(), list(block.parameters()))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = second(block, stream)
+    for value, expected in zip(found, second(deepcopy(block).double(), stream.detach().double().requires_grad_())):
+        assert (value - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_hooks_on_all_modules_and_tracing_run_the_layers(stream):
+    block, seen = Block(16, mlp_ratio=0.5, **GATED), []
+    assert torch.fx.symbolic_trace(block).graph.find_nodes(op="call_module", target="mlp.fc2")
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        expected = block(stream, [3, 4])
+        found = torch.func.vmap(lambda x: block(x[None], [3, 4])[0])(stream)
+        with nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module)):
+            hooked = block(stream, [3, 4])
+    for value in (found, hooked):
+        torch.testing.assert_close(value, expected, rtol=2e-2, atol=4e-2)
+    assert {block.mixer, block.mixer.out_proj, block.mlp, block.mlp.fc2, block.drop_path} <= set(seen)

@@ -9,11 +9,11 @@ from timm.layers import DropPath, SwiGLUPacked
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from ..ops._torch import autocast_dtype, is_unchanged
+from ..ops._torch import is_unchanged
 from . import fast_block
 from .mixer import Mixer, State
 from .norm import RMSNorm, residual_norm
-from .short_linear import ShortLinear, short_weights
+from .short_linear import short_dtype, short_linear, short_weights
 
 
 class Block(nn.Module):
@@ -115,9 +115,9 @@ class Block(nn.Module):
         short = short_weights(normed, (mlp.fc1, mlp.fc2)) if fast_block.is_swiglu(mlp) else None
         if short is None:
             return x + self.drop_path(mlp(normed))
-        gates, values = ShortLinear.apply(normed.to(short[0].dtype), short[0], mlp.fc1.weight, None).chunk(2, -1)
+        gates, values = short_linear(normed.to(short[0].dtype), short[0], mlp.fc1.weight).chunk(2, -1)
         stream = self._stream(x)
-        y = ShortLinear.apply(F.silu(gates) * values, short[1], mlp.fc2.weight, stream)
+        y = short_linear(F.silu(gates) * values, short[1], mlp.fc2.weight, stream)
         return x + self.drop_path(y) if stream is None else y
 
     @torch.jit.unused
@@ -125,7 +125,8 @@ class Block(nn.Module):
         """x if autocast gives the branches its dtype, and they are added as they are."""
         drop_path = self.drop_path
         is_open = is_unchanged(drop_path, nn.Identity) or is_unchanged(drop_path, DropPath) and not drop_path.training
-        return x if is_open and x.dtype == autocast_dtype(x) else None
+        dtype = short_dtype(x) if is_open else None
+        return x if dtype is not None and x.dtype == dtype else None
 
     def _mix(self, x: Tensor, grid: list[int] | None, valid: Tensor | None) -> Tensor:
         if valid is not None:

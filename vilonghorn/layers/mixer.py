@@ -17,7 +17,7 @@ from ..ops.mamba_inner import SCAN_NORM_EPS, check_arguments, convolve, projecti
 from ..ops.rules import NO_RULE, find_rule, inverse_softplus
 from ..ops.validate import MAX_CONV, MAX_STATE, check_flags
 from .norm import decay_rates
-from .short_linear import ShortLinear, short_weights
+from .short_linear import short_linear, short_weights
 
 fx.wrap("decay_rates")
 
@@ -196,9 +196,9 @@ class Mixer(nn.Module):
             return None
         in_proj, out_proj, *scan_weights = short
         inner = self.weights()._replace(**dict(zip(("x_proj", "dt_proj"), scan_weights)))
-        xz = ShortLinear.apply(x.to(in_proj.dtype), in_proj, self.in_proj.weight, None)
+        xz = short_linear(x.to(in_proj.dtype), in_proj, self.in_proj.weight)
         y = torch.ops.vilonghorn.mamba_inner(xz, *inner, self.scan_norm, self.rule, self.flags, grid)
-        return ShortLinear.apply(y, out_proj, self.out_proj.weight, stream)
+        return short_linear(y, out_proj, self.out_proj.weight, stream)
 
     @torch.jit.unused
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
