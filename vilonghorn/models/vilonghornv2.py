@@ -111,9 +111,10 @@ def to_stream(x: Tensor, in_fp32: bool | None) -> Tensor:
 
     TorchScript knows no autocast, and has float32. So has float16 autocast: a sum of branches may exceed its range.
     """
-    in_bf16 = in_fp32 is False or in_fp32 is None and x.device.type != "cpu"
-    if in_bf16 and not torch.jit.is_scripting() and autocast_dtype(x) == torch.bfloat16:
-        return x.to(torch.bfloat16)
+    if not torch.jit.is_scripting():
+        in_bf16 = in_fp32 is False or in_fp32 is None and x.device.type != "cpu"
+        if in_bf16 and autocast_dtype(x) == torch.bfloat16:
+            return x.to(torch.bfloat16)
     return x if x.dtype == torch.float64 else x.float()
 
 
