@@ -15,11 +15,13 @@ CLASSES = (nn.Parameter, Tensor, FakeTensor)  # of weights; other subclasses of 
 
 
 class ShortLinear(torch.autograd.Function):
-    """`short_linear` for rows x, (N, in_features), and a stream of as many."""
+    """`short_linear`. Its result is no view: it can be changed in place, and torch.compile returns it as it is."""
 
     @staticmethod
     def forward(x: Tensor, short: Tensor, weight: Tensor, stream: Tensor | None) -> Tensor:  # noqa: D102
-        return x @ short.T if stream is None else torch.addmm(stream, x, short.T)
+        rows = x.flatten(0, -2)
+        y = rows @ short.T if stream is None else torch.addmm(stream.flatten(0, -2), rows, short.T)
+        return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], short.shape[0]])
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # noqa: D102
@@ -30,11 +32,12 @@ class ShortLinear(torch.autograd.Function):
     def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: D102
         (x, short), weight = ctx.saved_tensors, ctx.weight
         needs_x, _, needs_weight, needs_stream = ctx.needs_input_grad
+        columns, rows = dy.flatten(0, -2).T, x.flatten(0, -2)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # gradients to differentiate again
-            dx, dweight = dy @ weight.to(dy.dtype), (dy.T @ x).to(weight.dtype)
+            dx, dweight = dy @ weight.to(dy.dtype), (columns @ rows).to(weight.dtype)
         else:
             dx = dy @ short if needs_x else None
-            dweight = product(dy.T, x, weight.dtype) if needs_weight else None
+            dweight = product(columns, rows, weight.dtype) if needs_weight else None
         return dx if needs_x else None, None, dweight if needs_weight else None, dy if needs_stream else None
 
 
@@ -44,8 +47,7 @@ def short_linear(x: Tensor, short: Tensor, weight: Tensor, stream: Tensor | None
     On an NVIDIA GPU the product adds the stream, from torch 2.14 on without a copy of it, and that of backward writes
     the gradient of `weight` in float32.
     """
-    rows = None if stream is None else stream.flatten(0, -2)
-    return ShortLinear.apply(x.flatten(0, -2), short, weight, rows).view(*x.shape[:-1], short.shape[0])
+    return ShortLinear.apply(x, short, weight, stream)
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
