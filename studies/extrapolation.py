@@ -6,8 +6,8 @@
 
 The first 2,000 held-out icons in a random order, enlarged. `windows` lets the scan start anew in square windows of the
 size of training, which overlap and are averaged. `resized` resizes its inputs to the grid of training and its result
-back. Either way it reads as many tokens as in training. `none` leaves the skip connection of the scan alone. Results go
-to results/extrapolation.json.
+back. Either way it reads as many tokens as in training. `none` keeps only the skip connection of the scan. Results:
+results/extrapolation.json.
 """
 
 import math
@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,11 @@ def changed_scan(how: str, pixels: int, *tokens: Tensor, z: Tensor, D: Tensor, *
     else:
         starts = sorted({0, (side - trained) // 2, side - trained})
         y, count = torch.zeros_like(skip), torch.zeros(z.shape[1], 1)
-        for window in (slice(start, start + trained) for start in starts):
-            for columns in (slice(start, start + trained) for start in starts):
-                inside = torch.arange(side * side).reshape(side, side)[window, columns].flatten()
-                y[:, inside] += run(*(t[:, :, inside].contiguous() for t in tokens))
-                count[inside] += 1
+        numbers = torch.arange(side * side).reshape(side, side)
+        for top, left in product(starts, repeat=2):
+            inside = numbers[top : top + trained, left : left + trained].flatten()
+            y[:, inside] += run(*(t[:, :, inside].contiguous() for t in tokens))
+            count[inside] += 1
         y = y / count
     return (y + skip) * F.silu(z)
 

@@ -32,13 +32,14 @@ class ShortLinear(torch.autograd.Function):
     def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: D102
         (x, short), weight = ctx.saved_tensors, ctx.weight
         needs_x, _, needs_weight, needs_stream = ctx.needs_input_grad
-        columns, rows = dy.flatten(0, -2).T, x.flatten(0, -2)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # gradients to differentiate again
-            dx, dweight = dy @ weight.to(dy.dtype), (columns @ rows).to(weight.dtype)
-        else:
-            dx = dy @ short if needs_x else None
-            dweight = product(columns, rows, weight.dtype) if needs_weight else None
-        return dx if needs_x else None, None, dweight if needs_weight else None, dy if needs_stream else None
+        if again := torch.is_grad_enabled() and not torch.compiler.is_compiling():  # gradients to differentiate again
+            short = weight.to(dy.dtype)
+        dx = dy @ short if needs_x else None
+        factors = dy.flatten(0, -2).T, x.flatten(0, -2)
+        dweight = None
+        if needs_weight:  # mm with another dtype has no derivative
+            dweight = torch.mm(*factors).to(weight.dtype) if again else product(*factors, weight.dtype)
+        return dx, None, dweight, dy if needs_stream else None
 
 
 def short_linear(x: Tensor, short: Tensor, weight: Tensor, stream: Tensor | None = None) -> Tensor:

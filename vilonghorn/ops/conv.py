@@ -115,12 +115,12 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     (rows, columns), (*_, height, width) = grid, weight.shape
     if height % 2 == 0 or width % 2 == 0:
         raise ValueError(f"conv2d_silu: the filter is {height} x {width}, expected an odd height and an odd width")
-    dtype = autocast_dtype(x) or x.dtype
+    x = x.to(autocast_dtype(x) or x.dtype)
     conv_grid = [rows, columns, height, width]
-    args = ConvArguments(x.to(dtype), weight.flatten(2), bias, [0] * len(weight), conv_grid=conv_grid)
+    args = ConvArguments(x, weight.flatten(2), bias, [0] * len(weight), conv_grid=conv_grid)
     if _choose(args) == cuda.NAME:
         return _run(args)
-    x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+    weight, bias = weight.to(x.dtype), bias.to(x.dtype)
     class_token, patches = None, x
     if x.shape[1] > rows * columns:
         ordered = class_token_first(x)
