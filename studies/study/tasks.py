@@ -1,4 +1,4 @@
-"""The tasks of the studies: recall in mosaics of handwritten digits, icons, Fashion-MNIST, and solar cells.
+"""The tasks of the studies: recall in mosaics of handwritten digits, icons, Fashion-MNIST, solar cells, and Pathfinder.
 
 A task is a map-style dataset of (image, label). Its `repr` names all that its samples depend on: files of data and
 results are recognised by it.
@@ -23,6 +23,7 @@ from vilonghorn import read_image
 from vilonghorn.data import write_beton
 
 from .digits import PIXELS, SPLITS, load_split
+from .pathfinder import Pathfinder
 
 COLOURS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))  # red, green, blue, yellow, magenta, cyan
 
@@ -366,17 +367,17 @@ class SolarCells(ImageFiles):
         return max(defective, 1 - defective)
 
 
-Task = Fashion | Icons | Recall | SolarCells
-KINDS = {"fashion": Fashion, "icons": Icons, "recall": Recall, "solar_cells": SolarCells}
+Task = Fashion | Icons | Pathfinder | Recall | SolarCells
+KINDS = {"fashion": Fashion, "icons": Icons, "pathfinder": Pathfinder, "recall": Recall, "solar_cells": SolarCells}
 
 
 def make_task(kind: str, split: str, count: int | None = None, **options: Any) -> Task:
     """A split of a task as a map-style dataset of (image, label).
 
     Args:
-        kind: "fashion", "icons", "recall" or "solar_cells".
+        kind: a key of `KINDS`.
         split: "train", "val" or "test".
-        count: number of images; None: 1024 mosaics, all others.
+        count: number of images; None: 1024 if they are drawn, else all.
         options: of the class of `KINDS`.
 
     Raises:
