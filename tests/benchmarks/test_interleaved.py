@@ -1,10 +1,11 @@
 """Candidates take rounds in turn, each in its own process, and one that fails does not stop the others."""
 
-import multiprocessing
 import os
-import signal
+import subprocess
+import sys
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from types import SimpleNamespace
 
 import bench_candidates
@@ -14,6 +15,15 @@ import pytest
 from interleaved import peak_bytes, run_interleaved
 
 STEPS = ["first", "second"]
+PARENT = """
+import os, signal
+from interleaved import _worker
+
+if __name__ == "__main__":
+    with _worker(1) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        signal.pause()
+"""
 
 
 def test_times_and_memory_are_of_each_step_and_failures_leave_the_other_steps_and_candidates():
@@ -60,18 +70,11 @@ def test_restarts_share_the_rounds_and_the_order_alternates(monkeypatch):
     assert "".join(calls) == "..abbaab..abba"
 
 
-def start_worker(connection):
-    with interleaved._worker(1) as pool:
-        connection.send(pool.submit(os.getpid).result())
-        signal.pause()
-
-
-def test_a_process_ends_with_the_one_that_made_it():
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    parent = context.Process(target=start_worker, args=(sender,))
-    parent.start()
-    worker = psutil.Process(receiver.recv())
-    parent.kill()
-    parent.join()
+def test_a_process_ends_with_the_one_that_made_it(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    environment = os.environ | {"PYTHONPATH": str(Path(interleaved.__file__).parent)}
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        worker = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
     assert psutil.wait_procs([worker], timeout=60)[1] == []

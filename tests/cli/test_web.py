@@ -18,8 +18,8 @@ from vilonghorn.export.web_page import RUNTIME, RUNTIME_FILES
 
 def visit(lines, end, found):
     """Reads the page, and ends the command with a signal."""
-    line = lines.get(timeout=60)
     try:
+        line = lines.get(timeout=60)
         address = line.split()[4]
         found += [line, json.load(urlopen(f"{address}model.json"))["classes"], urlopen(address).read()]
     finally:

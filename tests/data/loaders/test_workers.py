@@ -57,6 +57,17 @@ def test_a_consumer_that_fails_and_keeps_its_batches_leaves_no_reader(folder):
     assert kept.traceback and ended()
 
 
+def test_processes_end_by_themselves_before_they_are_killed(folder, monkeypatch):
+    """One that is killed may hold a lock of torch's event, for which torch would then wait for ever."""
+    process, alive = multiprocessing.process.BaseProcess, []
+    kill = process.kill
+    monkeypatch.setattr(process, "kill", lambda self: alive.append(self.is_alive()) or kill(self))
+    batches = create_loader(folder, **EVAL).epoch(0)
+    next(batches)
+    batches.close()
+    assert alive == [False, False]
+
+
 @pytest.fixture
 def torchs_handler():
     """The handler of SIGCHLD that torch sets with the first DataLoader that has workers."""

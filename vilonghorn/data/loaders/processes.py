@@ -19,7 +19,7 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
     `default_collate` must make all tensors: in a worker it takes shared memory at once, and raises an error if there is
     none. torch would only print the error later, and wait for ever.
     """
-    before, workers = {*active_children()}, set()
+    before, workers, batches = {*active_children()}, set(), None
     try:
         with _default_sigchld():
             try:
@@ -38,6 +38,7 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
         raise ChildProcessError(f"{problem}; {remedy}") from error
     finally:
         with _default_sigchld():
+            batches = None  # torch ends the processes: a killed one could hold the lock that this waits for
             for worker in workers:
                 worker.kill()
             for worker in workers:
