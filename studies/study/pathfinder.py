@@ -35,17 +35,18 @@ class Pathfinder:
 
     The long paths start 7 pixels from each other, the first near the middle, and grow by turns. At each dash a path
     turns by an angle with density cos^2. Shorter paths, a third as long, are distractors; those that find no room are
-    left out. The places of the discs are chosen after the paths, so both classes have the same paths.
+    left out. Labels are drawn first and paths do not depend on them, so both classes have the same paths.
 
     It differs from the public generator in this: points are not rounded to whole pixels; dashes that do not follow each
     other are at least 3 pixels apart, where there masks of whole pixels must not overlap, so a path can always be told
-    from another; up to eight directions are tried for a dash, or places
-    for the first dash of a short path.
+    from another; up to eight directions are tried for a dash, or places for the first dash of a short path.
 
     Args:
         split: "train", "val" or "test".
         dashes: of a long path, at least 3; the public settings are 6, 9 and 14 (Long Range Arena: 14).
         distractors: number of dashes in short paths, about; at least 0.
+        equal: keep only paths whose ends are equally far from the first disc, within a pixel. By the public rules the
+            distance of the discs alone gives 63% of labels right with 6 dashes, and 92% with 3.
         count: number of images.
         seed: of the images.
     """
@@ -53,6 +54,7 @@ class Pathfinder:
     split: str
     dashes: int = 14
     distractors: int = 20
+    equal: bool = False
     count: int = 1024
     seed: int = 0
 
@@ -78,19 +80,22 @@ class Pathfinder:
         if not 0 <= index < self.count:
             raise IndexError(f"sample {index} of {self.count}")
         rng = np.random.default_rng([self.seed, SPLITS.index(self.split), index])
-        while (canvas := self._long_paths(rng)) is None:
+        label, first = rng.integers(2, size=2).tolist()
+        last = first if label else 1 - first
+        while (canvas := self._long_paths(rng, first)) is None:
             pass
         short = self.dashes // 3
         for _ in range(self.distractors // short):
             canvas.add_paths(rng, BORDER + (self.side - 2 * BORDER) * rng.random((1, TRIALS, 2)), short)
-        label, first = rng.integers(2, size=2).tolist()
-        last = first if label else 1 - first
         return Drawing(canvas.paths, (complex(canvas.paths[first][0, 0]), complex(canvas.paths[last][-1, 1])), label)
 
-    def _long_paths(self, rng: np.random.Generator) -> "Canvas | None":
+    def _long_paths(self, rng: np.random.Generator, first: int) -> "Canvas | None":
         canvas, start, angle = Canvas(self.side), self.side / 2 - 2 + 4 * rng.random(2), 2 * np.pi * rng.random()
         starts = np.stack([start, start + START_DISTANCE * np.array([np.cos(angle), np.sin(angle)])])
-        return canvas if canvas.add_paths(rng, starts[:, None].repeat(TRIALS, 1), self.dashes) else None
+        if not canvas.add_paths(rng, starts[:, None].repeat(TRIALS, 1), self.dashes):
+            return None
+        one, other = (abs(canvas.paths[first][0, 0] - path[-1, 1]) for path in canvas.paths)
+        return None if self.equal and abs(one - other) > 1 else canvas
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         """The image, RGB, and its label."""

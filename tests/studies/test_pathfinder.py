@@ -96,6 +96,18 @@ def test_the_picture_has_two_discs_at_the_ends_of_long_paths(samples, drawings):
         assert label == drawing.label == (first == last)
 
 
+def test_equal_leaves_the_distance_of_the_discs_out_of_the_label():
+    task = Pathfinder("train", dashes=3, distractors=6, equal=True, count=COUNT)
+    apart = {0: [], 1: []}
+    for drawing in (task.drawing(i) for i in range(COUNT)):
+        one, other = (abs(drawing.discs[0] - path[-1, 1]) for path in drawing.paths[:2])
+        assert abs(one - other) <= 1
+        apart[drawing.label].append(abs(drawing.discs[0] - drawing.discs[1]))
+    assert abs(np.mean(apart[0]) - np.mean(apart[1])) < 0.5
+    public = [Pathfinder("train", dashes=3, distractors=0, count=COUNT).drawing(i) for i in range(COUNT)]
+    assert max(abs(abs(d.discs[0] - d.paths[0][-1, 1]) - abs(d.discs[0] - d.paths[1][-1, 1])) for d in public) > 5
+
+
 def test_a_sample_depends_on_its_split_seed_and_number_alone():
     task = make_task("pathfinder", "val", 5, dashes=6, seed=3)
     again = make_task("pathfinder", "val", 9, dashes=6, seed=3)
