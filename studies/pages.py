@@ -3,8 +3,9 @@
     python studies/pages.py
 
 in the root of a checkout. A page has a table between the lines <!-- NAME --> and <!-- end of NAME -->; `tables` has
-the names. The figures are those of plans (study/), cost.py, fewshot.py, icons480.py, million.py, outside.py and
-small_data.py. The published ones of published.json and those of segmentation.json were written down by hand.
+the names. The figures are those of plans (study/), cost.py, fewshot.py, icons480.py, million.py, outside.py,
+small_data.py and students.py. The published ones of published.json and those of segmentation.json were written down by
+hand.
 """
 
 import itertools
@@ -86,6 +87,7 @@ def tables() -> dict[Path, dict[str, str]]:
             "weights": weights_table(),
             "small data": small_data_table(STARTS | MACHINES),
         },
+        DOCS / "models" / "lite0.md": {"students": students_table()},
         DOCS / "pretraining.md": {"small data": small_data_table(STARTS | WITHOUT_LABELS)},
     }
 
@@ -462,6 +464,21 @@ def weights_table() -> str:
             for row in load("icons480")["rows"]
         ]
     )
+
+
+def students_table() -> str:
+    """Top-1 from the features of EfficientNet-Lite0 beside that from icons, and the paired differences."""
+    found, lines = {(row["data"], row["start"]): row for row in load("students")["rows"]}, []
+    for name in dict.fromkeys(name for name, _ in found):
+        line = {"data": name, "training images": str(found[name, "lite0"]["train"])}
+        values = {start: found[name, start]["top1"] for start in ("lite0", "icons480")}
+        for start, top in values.items():
+            line[f"from `{start}`"] = f"{statistics.fmean(top):.1f}"
+        less = corrected(
+            [ours - theirs for ours, theirs in zip(*values.values())], 0.25 if "photographs" in name else 0
+        )
+        lines.append(line | {"runs": str(less.count), "difference": difference(less, False)})
+    return markdown(lines)
 
 
 def small_data_table(methods: dict[str, str]) -> str:

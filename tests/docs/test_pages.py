@@ -12,7 +12,7 @@ MAX_LINES, MAX_WORDS = 150, 35
 VERSION = r"(?:torch|Triton|Apache|SA|version|capability|arXiv) [\d.]*\d"
 # The pages of results: their tables are filled from JSON (studies/pages.py, benchmarks/pages.py).
 RESULTS = [*DOCS.glob("comparison/*.md"), *DOCS.glob("performance/*.md")]
-RESULTS += [DOCS / "comparison.md", DOCS / "performance.md", DOCS / "models/icons480.md"]
+RESULTS += [DOCS / "comparison.md", DOCS / "performance.md", DOCS / "models/icons480.md", DOCS / "models/lite0.md"]
 
 
 def prose(text: str) -> list[str]:

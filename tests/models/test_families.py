@@ -1,8 +1,10 @@
 """The registered models: names, sizes, configurations, and what becomes of pretrained=True."""
 
+import numpy as np
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from timm.models import get_pretrained_cfg
 
@@ -131,6 +133,24 @@ def test_weights_in_the_package_name_what_is_drawn(name):
         scores = loaded.model(loaded.transform(image)[None])[0]
     assert loaded.class_name(int(scores.argmax())) in ("add", "plus")
     assert len(loaded.class_names) == 480 == len(scores)
+
+
+def test_features_in_the_package_tell_two_drawings_apart_and_have_no_classes():
+    model = timm.create_model("vilonghornv2_nano.lite0", pretrained=True).eval()
+    size, images = model.pretrained_cfg["input_size"][-1], []
+    for shape in ("ellipse", "ellipse", "line"):
+        image = Image.new("RGB", (size, size), "white")
+        getattr(ImageDraw.Draw(image), shape)([30 + len(images), 30, 90, 90], "red")
+        images.append(torch.from_numpy(np.array(image)).permute(2, 0, 1) / 127.5 - 1)
+    with torch.no_grad():
+        features = F.normalize(model(torch.stack(images)))
+    assert model.num_classes == 0 and features.shape == (3, 160)
+    same, other = features[0] @ features[1], features[0] @ features[2]
+    assert same > 0.9 > other
+    assert timm.create_model("vilonghornv2_nano.lite0", pretrained=True, num_classes=3)(torch.stack(images)).shape == (
+        3,
+        3,
+    )
 
 
 def test_weights_in_the_package_are_a_start_for_other_classes_and_sizes():

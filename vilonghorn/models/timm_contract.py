@@ -134,11 +134,15 @@ class Features(FeatureGetterNet):
         return self.model.group_matcher(coarse)  # type: ignore[operator]
 
 
+def packaged_cfg(name: str, size: int, num_classes: int) -> dict[str, Any]:
+    """Entries of the configuration of weights in this package, trained on images of `size` px; 0 classes: no head."""
+    images = dict(input_size=(3, size, size), crop_pct=1.0, mean=IMAGENET_INCEPTION_MEAN, std=IMAGENET_INCEPTION_STD)
+    return dict(file=str(WEIGHTS / f"{name}.safetensors"), num_classes=num_classes, **images)
+
+
 def icons_cfg(name: str) -> dict[str, Any]:
-    """Entries of the configuration of weights in this package, trained on icons at 64 px: docs/models/icons480.md."""
-    images = dict(input_size=(3, 64, 64), crop_pct=1.0, mean=IMAGENET_INCEPTION_MEAN, std=IMAGENET_INCEPTION_STD)
-    file = str(WEIGHTS / f"{name}.icons480.safetensors")
-    return dict(file=file, num_classes=480, label_names=ICON_NAMES, **images)
+    """Those of weights that were trained on icons: docs/models/icons480.md."""
+    return packaged_cfg(f"{name}.icons480", 64, len(ICON_NAMES)) | dict(label_names=ICON_NAMES)
 
 
 Model = TypeVar("Model", bound=Backbone)

@@ -24,7 +24,7 @@ from ..layers import Block, Blocks, RMSNorm, to_fp32
 from ..layers.patch_embed import check_whole_patches, patch_mask, replace_masked
 from ..ops._torch import as_list, autocast_dtype
 from ..ops.rules import NO_RULE
-from .timm_contract import Backbone, build_backbone, icons_cfg
+from .timm_contract import Backbone, build_backbone, icons_cfg, packaged_cfg
 from .weights_file import fit_state_dict, unwrap_state_dict
 
 for _leaf in ("as_list", "check_whole_patches", "patch_mask", "to_fp32", "to_stream"):  # functions that branch
@@ -473,6 +473,7 @@ CFG = dict(
 default_cfgs = generate_default_cfgs(
     {
         "vilonghornv2_nano.icons480": CFG | icons_cfg("vilonghornv2_nano") | dict(pool_size=(4, 4)),
+        "vilonghornv2_nano.lite0": CFG | packaged_cfg("vilonghornv2_nano.lite0", 112, num_classes=0),
         "vilonghornv2_tiny": CFG,
         "vilonghornv2_small": CFG,
         "vilonghornv2_base": CFG,
