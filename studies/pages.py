@@ -83,6 +83,10 @@ def tables() -> dict[Path, dict[str, str]]:
             "clothes": scores(report("fashion"), "top1"),
             "switches": switches_table(),
         },
+        folder / "pathfinder.md": {
+            "accuracy": scores(report("pathfinder"), "top1"),
+            "differences": differences(report("pathfinder"), "top1"),
+        },
         DOCS / "models" / "icons480.md": {
             "weights": weights_table(),
             "small data": small_data_table(STARTS | MACHINES),
@@ -151,6 +155,7 @@ def studies_table() -> str:
         means("recall, 256 tiles: recurrence / none", "hierarchy_recall", "longer", "256", *pair),
         less("clothes: recurrence, less none", "fashion", "fashion", "test", *pair),
         less("solar cells: recurrence, less none", "solar_cells", "solar_cells", "test", *pair),
+        less("Pathfinder, 32 px: recurrence, less none", "pathfinder", "pathfinder", "3", *pair),
         means(
             "icons, 96 px: stages, trained at 48 and 64 / at 64", "sizes", "icons", "96", "hierarchy_sizes", "hierarchy"
         ),
@@ -290,6 +295,7 @@ def recurrence_table() -> str:
         "clothes, 32 px": points("fashion", "fashion", "test", *pair),
         "solar cells, 288 px": points(*solar),
         "solar cells, corrected for shared folds": difference(corrected(paired(*solar), TEST_TO_TRAIN), False),
+        "Pathfinder, 32 px": points("pathfinder", "pathfinder", "3", *pair),
         "segmentation of 96 px, mean IoU": segmentation(),
         "recall, 16 tiles": points("hierarchy_recall", "longer", "16", *pair),
         "recall, 256 tiles": points("hierarchy_recall", "longer", "256", *pair),
