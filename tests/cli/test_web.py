@@ -53,6 +53,11 @@ def test_another_model_is_refused(capsys):
     assert "resnet18 is neither the directory of a run nor one of this library's models" in capsys.readouterr().err
 
 
+def test_a_model_without_classes_is_refused(capsys):
+    assert main(["web", "vilonghornv2_nano.lite0"]) == 2
+    assert "a web page needs a classifier of images in RGB: give a model with classes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])
 def test_a_port_that_does_not_exist_is_refused(port, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -107,7 +107,7 @@ def write_page(model: nn.Module, folder: Path, examples: Sequence[Image.Image] =
     """
     found = {name: json.loads(value) for name, value in describe(model, options.get("precision", "fp32")).items()}
     if isinstance(model, FeatureGetterNet) or not model.num_classes or model.in_chans != 3:
-        raise ValueError("--to web is for a classifier of images in RGB: leave out --features, and give classes")
+        raise ValueError("a web page needs a classifier of images in RGB: give a model with classes, no --features")
     if (name := found["preprocessing"]["interpolation"]) not in INTERPOLATIONS:
         raise ValueError(f"interpolation is {name!r}, expected one of {', '.join(INTERPOLATIONS)} for --to web")
     with tarfile.open(fetch_runtime()) as runtime, atomic_folder(folder) as partial:
