@@ -3,9 +3,9 @@
     python studies/pages.py
 
 in the root of a checkout. A page has a table between the lines <!-- NAME --> and <!-- end of NAME -->; `tables` has
-the names. The figures are those of plans (study/), cost.py, fewshot.py, icons480.py, million.py, outside.py,
-small_data.py and students.py. The published ones of published.json and those of segmentation.json were written down by
-hand.
+the names. The figures are those of plans (study/), cost.py, fewshot.py, forgetting.py, icons480.py, million.py,
+outside.py, small_data.py and students.py. The published ones of published.json and those of segmentation.json were
+written down by hand.
 """
 
 import itertools
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forgetting import SHARES
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from million import best_runs
@@ -64,9 +65,11 @@ def tables() -> dict[Path, dict[str, str]]:
             "last tile": million_table("million_last"),
             "cost": streams_cost_table(),
             "few shots": fewshot_table(),
+            "keys": keys_table(),
+            "forgetting": forgetting_table(),
             "images": images_table("recall", "long4_same_rate"),
-            "published": published_table(),
         },
+        folder / "published.md": {"published": published_table()},
         folder / "icons.md": {
             "top1": scores(report("icons"), "top1"),
             "differences": differences(report("icons"), "top1"),
@@ -229,6 +232,34 @@ def streams_cost_table() -> str:
     return markdown(rows)
 
 
+def keys_table() -> str:
+    """Quantiles of the share of a key beside the common direction, by block and direction, in percent."""
+    return markdown(
+        [
+            {
+                "share of a key, %": f"block {row['block'] + 1}, from the {'end' if row['direction'] else 'start'}",
+                **{
+                    f"below, for {100 * level:g}% of tiles": f"{100 * share:.2g}"
+                    for level, share in zip(SHARES, row["share"])
+                },
+            }
+            for row in load("forgetting")["shares"]
+        ]
+    )
+
+
+def forgetting_table() -> str:
+    """Right answers of the exact rule, by the threshold below which components of keys are removed."""
+    found = load("forgetting")["rows"]
+    lines: dict[float, dict[str, str]] = {}
+    for row in found:
+        title = f"components below {100 * row['threshold']:g}% removed" if row["threshold"] else "as trained"
+        line = lines.setdefault(row["threshold"], {"right answers": title})
+        line |= {f"{tiles:,}": NONE for tiles in sorted({row["tiles"] for row in found}) if f"{tiles:,}" not in line}
+        line[f"{row['tiles']:,}"] = f"{row['right']} of {row['images']}"
+    return markdown([lines[threshold] for threshold in sorted(lines)])
+
+
 def fewshot_table() -> str:
     """Top-1 of few-shot classification by tiles and shots, a line for each mixer and rate."""
     found, groups = load("fewshot"), {}
@@ -260,6 +291,10 @@ def draw_million(folder: Path) -> Path:
             style = dict(color=f"C{number}", marker="os^vDP*Xd"[number], ms=4, lw=1 if number else 2.2)
             for axes, line in ((top, means), (left, costs(name, "seconds")), (right, costs(name, "mb"))):
                 axes.plot(list(line), list(line.values()), label=found.title(name), **style)
+        rows = [row for row in load("forgetting")["rows"] if row["threshold"] == 0.01]
+        shares = [100 * row["right"] / row["images"] for row in rows]
+        style = dict(color="C0", marker="o", mfc="none", ls="--", ms=6)
+        top.plot([row["tiles"] for row in rows], shares, label="Longhorn exact, small parts of keys removed", **style)
         top.axhline(25, color="0.5", ls=":", lw=1)
         top.set(ylim=(0, 101), ylabel="test top-1, %")
         left.set(yscale="log", ylabel="seconds of one image")
