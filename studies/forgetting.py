@@ -31,7 +31,7 @@ from vilonghorn.ops import scan
 RESULTS = STREAMS.with_name("forgetting.json")
 CELL = Cell("million", "exact", 0.004, 1)
 IMAGES = {2**8: 256, 2**14: 32, 2**16: 32, 2**18: 16, 2**20: 32}
-THRESHOLDS = {2**8: (0, 0.01), 2**14: (0, 0.01), 2**16: (0, 0.001, 0.01), 2**18: (0, 0.01), 2**20: (0.01, 0)}
+THRESHOLDS = {2**8: (0, 0.01), 2**14: (0, 0.01), 2**16: (0, 0.001, 0.01), 2**18: (0, 0.01), 2**20: (0.01,)}
 FIRST, BATCH = 1024, 8  # the first mosaic: million.py reads those before it
 SHARES = (0.05, 0.5, 0.9, 0.99)  # quantiles of tiles
 
