@@ -239,7 +239,7 @@ def keys_table() -> str:
             {
                 "share of a key, %": f"block {row['block'] + 1}, from the {'end' if row['direction'] else 'start'}",
                 **{
-                    f"below, for {100 * level:g}% of tiles": f"{100 * share:.2g}"
+                    f"{100 * level:g}% of tiles are below": f"{100 * share:.2g}"
                     for level, share in zip(SHARES, row["share"])
                 },
             }
@@ -253,7 +253,7 @@ def forgetting_table() -> str:
     found = load("forgetting")["rows"]
     lines: dict[float, dict[str, str]] = {}
     for row in found:
-        title = f"components below {100 * row['threshold']:g}% removed" if row["threshold"] else "as trained"
+        title = f"parts below {100 * row['threshold']:g}% removed" if row["threshold"] else "as trained"
         line = lines.setdefault(row["threshold"], {"right answers": title})
         line |= {f"{tiles:,}": NONE for tiles in sorted({row["tiles"] for row in found}) if f"{tiles:,}" not in line}
         line[f"{row['tiles']:,}"] = f"{row['right']} of {row['images']}"
