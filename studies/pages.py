@@ -309,7 +309,7 @@ def draw_million(folder: Path) -> Path:
             axes.grid(alpha=0.3)
             axes.set_xlabel("tiles of the image")
         picture.suptitle("Recall among distractors, trained on 16 tiles (dots: a guess)", fontsize=12)
-        picture.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        picture.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         with atomic_write(path) as file:
             picture.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return path

@@ -68,6 +68,16 @@ def test_processes_end_by_themselves_before_they_are_killed(folder, monkeypatch)
     assert alive == [False, False]
 
 
+def test_busy_processes_are_not_waited_for_one_by_one(folder, monkeypatch):
+    read = ImageFolder.__getitem__
+    monkeypatch.setattr(ImageFolder, "__getitem__", lambda self, i: (i < 2 or time.sleep(60), read(self, i))[1])
+    batches = create_loader(folder, **EVAL | {"workers": 4}).epoch(0)
+    next(batches)
+    start = time.monotonic()
+    batches.close()
+    assert time.monotonic() - start < 10 and ended()  # torch would wait 15 seconds
+
+
 @pytest.fixture
 def torchs_handler():
     """The handler of SIGCHLD that torch sets with the first DataLoader that has workers."""

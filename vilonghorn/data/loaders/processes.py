@@ -5,12 +5,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import Lock, active_children
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 # Ctrl-C; end or preemption of a job; the early warning that SLURM can send.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
+PATIENCE = 2.0  # seconds for all processes to end by themselves
 
 
 def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
@@ -38,11 +41,23 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
         raise ChildProcessError(f"{problem}; {remedy}") from error
     finally:
         with _default_sigchld():
-            batches = None  # torch ends the processes: a killed one could hold the lock that this waits for
+            with _kill_after(PATIENCE, workers):
+                batches = None  # torch tells them to end, by a lock that a killed one could hold, and waits for each
             for worker in workers:
                 worker.kill()
             for worker in workers:
                 worker.join(1)
+
+
+@contextmanager
+def _kill_after(seconds: float, workers: set[BaseProcess]) -> Iterator[None]:
+    """Kills processes if the block takes longer: torch would wait 5 seconds for each one that is busy."""
+    timer = threading.Timer(seconds, lambda: [worker.kill() for worker in workers])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
