@@ -136,10 +136,8 @@ def measure(name: str, folder: Path, start: str) -> Iterator[dict]:
         images, labels = photos.read_photographs(folder)
         splits = [*StratifiedKFold(5, shuffle=True, random_state=0).split(labels, labels)]
         row = {"start": start, "train": len(splits[0][0])}
-        features, probe = (
-            frozen(images, start),
-            make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=300)),
-        )
+        features = frozen(images, start)
+        probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=300))
         top1 = [100 * probe.fit(features[i], labels[i]).score(features[j], labels[j]) for i, j in splits]
         yield row | {"data": "photographs, frozen features", "top1": top1}
         for epochs in (100, 20):
