@@ -347,20 +347,31 @@ def extrapolation_table() -> str:
 
 
 def rivals_table() -> str:
-    """A row for each run of the study `rivals`."""
-    found = report("rivals")
+    """A row for each run of `rivals`, with the time at 128 px of the fastest exported form to that of ours."""
+    found, names = report("rivals"), {name: one.model for name, one in report("rivals").plan.candidates.items()}
+    timings = json.loads((ROOT / "benchmarks" / "results" / "front-128.json").read_text(encoding="utf-8"))["rows"]
+
+    def times(candidate: str, *forms: str) -> str:
+        ours, theirs = (
+            min(statistics.median(row["ms"]) for row in timings if row["model"] == model and row["form"] in forms)
+            for model in (names[found.plan.reference], names[candidate])
+        )
+        return f"{theirs / ours:.2f}"
+
     return markdown(
         [
             {
                 "model": found.title(run["candidate"]).partition(",")[0],
                 "parameters": f"{run['parameters'] / 1e6:.1f} M",
+                "time, float32": times(run["candidate"], "onnxruntime", "ort"),
+                "time, int8": times(run["candidate"], "int8", "ort-int8"),
                 "epochs": str(len(run["curve"])),
                 "rate": f"{run['rate']:g}",
                 "seed": str(run["seed"]),
                 "validation, %": f"{run['val']['top1']:.1f}",
                 "test, %": f"{run['tests']['test']['top1']:.1f}",
             }
-            for run in found.cells
+            for run in sorted(found.cells, key=lambda run: (list(names).index(run["candidate"]), run["rate"]))
         ]
     )
 
