@@ -11,13 +11,12 @@ results/forgetting.json is not run again. One thread.
 
 import json
 import time
-from collections.abc import Callable
 from functools import partial
 from unittest.mock import patch
 
 import torch
+from million import BATCH, RUNS, in_pieces, mosaics, right
 from million import RESULTS as STREAMS
-from million import RUNS, in_pieces, mosaics
 from study import mixers
 from study.plan import Cell
 from study.training import run_directory
@@ -32,7 +31,7 @@ RESULTS = STREAMS.with_name("forgetting.json")
 CELL = Cell("million", "exact", 0.004, 1)
 IMAGES = {2**8: 256, 2**14: 32, 2**16: 32, 2**18: 16, 2**20: 32}
 THRESHOLDS = {2**8: (0, 0.01), 2**14: (0, 0.01), 2**16: (0, 0.001, 0.01), 2**18: (0, 0.01), 2**20: (0.01,)}
-FIRST, BATCH = 1024, 8  # the first mosaic: million.py reads those before it
+FIRST = 1024  # mosaic: million.py reads those before it
 SHARES = (0.05, 0.5, 0.9, 0.99)  # quantiles of tiles
 
 
@@ -69,16 +68,6 @@ def principal(k: Tensor) -> Tensor:
     return torch.linalg.eigh(torch.einsum("gbln,gblm->gnm", unit, unit))[1][:, :, -1]
 
 
-def right(model: VisionSSM, scan: Callable, tiles: int, count: int) -> int:
-    """Number of right answers for `count` images."""
-    task, found = mosaics(tiles, FIRST + count), 0
-    with patch.object(mixers, "scan", scan):
-        for start in range(FIRST, FIRST + count, BATCH):
-            logits, labels = in_pieces(model, task, range(start, min(FIRST + count, start + BATCH)))
-            found += int((logits.argmax(1) == labels).sum())
-    return found
-
-
 def main() -> None:
     """Writes the results."""
     torch.set_num_threads(1)
@@ -99,7 +88,8 @@ def main() -> None:
             if (tiles, threshold, count) in done:
                 continue
             start = time.monotonic()
-            found = right(model, partial(without_small, commons, threshold), tiles, count)
+            with patch.object(mixers, "scan", partial(without_small, commons, threshold)):
+                found = right(model, False, tiles, count, FIRST)
             rows.append({"tiles": tiles, "threshold": threshold, "images": count, "right": found})
             rows[-1]["seconds"] = round(time.monotonic() - start)
             print(rows[-1], flush=True)

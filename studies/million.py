@@ -75,11 +75,12 @@ def is_attention(kwargs: dict[str, Any]) -> bool:
     return issubclass(mixers.MIXERS.get(kwargs.get("mixer"), mixers.Causal), mixers.Attention)
 
 
-def right(model: VisionSSM, attention: bool, tiles: int, count: int) -> int:
-    """Number of right answers."""
-    task, found = mosaics(tiles, count), 0
-    for start in range(0, count, BATCH):
-        logits, labels = (whole if attention else in_pieces)(model, task, range(start, min(count, start + BATCH)))
+def right(model: VisionSSM, attention: bool, tiles: int, count: int, first: int = 0) -> int:
+    """Number of right answers for `count` images from `first` on."""
+    task, found = mosaics(tiles, first + count), 0
+    for start in range(first, first + count, BATCH):
+        indices = range(start, min(first + count, start + BATCH))
+        logits, labels = (whole if attention else in_pieces)(model, task, indices)
         found += int((logits.argmax(1) == labels).sum())
     return found
 

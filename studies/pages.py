@@ -250,14 +250,14 @@ def keys_table() -> str:
 
 def forgetting_table() -> str:
     """Right answers of the exact rule, by the threshold below which components of keys are removed."""
-    found = load("forgetting")["rows"]
-    lines: dict[float, dict[str, str]] = {}
-    for row in found:
-        title = f"parts below {100 * row['threshold']:g}% removed" if row["threshold"] else "as trained"
-        line = lines.setdefault(row["threshold"], {"right answers": title})
-        line |= {f"{tiles:,}": NONE for tiles in sorted({row["tiles"] for row in found}) if f"{tiles:,}" not in line}
-        line[f"{row['tiles']:,}"] = f"{row['right']} of {row['images']}"
-    return markdown([lines[threshold] for threshold in sorted(lines)])
+    rows = load("forgetting")["rows"]
+    found = {(row["threshold"], row["tiles"]): f"{row['right']} of {row['images']}" for row in rows}
+    thresholds, sizes = (sorted(set(values)) for values in zip(*found))
+    lines = []
+    for threshold in thresholds:
+        title = f"parts below {100 * threshold:g}% removed" if threshold else "as trained"
+        lines.append({"right answers": title, **{f"{n:,}": found.get((threshold, n), NONE) for n in sizes}})
+    return markdown(lines)
 
 
 def fewshot_table() -> str:

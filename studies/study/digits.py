@@ -11,6 +11,12 @@ SPLITS = ("train", "val", "test")
 PIXELS = 8  # side of an image
 
 
+def check_split(split: str) -> None:
+    """Raises ValueError for an unknown split."""
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r}: expected one of {', '.join(SPLITS)}")
+
+
 class Digits(NamedTuple):
     """The digits of a split, in scikit-learn's order."""
 
@@ -31,8 +37,7 @@ def load_split(split: str) -> Digits:
         ImportError: scikit-learn is not installed.
         ValueError: there is no such split.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r}: expected one of {', '.join(SPLITS)}")
+    check_split(split)
     images, labels = load_digits()
     chosen = {"test": every_fifth(labels, 4), "val": every_fifth(labels, 3)}
     chosen["train"] = ~(chosen["test"] | chosen["val"])

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from .digits import SPLITS
+from .digits import SPLITS, check_split
 
 LENGTH, GAP = 2.0, 2.0  # of a dash, and between the dashes of a straight path, in pixels
 APART = 3.0  # least distance of dashes that do not follow each other
@@ -64,8 +64,7 @@ class Pathfinder:
     classes: ClassVar[list[str]] = ["two paths", "one path"]
 
     def __post_init__(self):
-        if self.split not in SPLITS:
-            raise ValueError(f"split {self.split!r}: expected one of {', '.join(SPLITS)}")
+        check_split(self.split)
         if self.dashes < 3 or self.distractors < 0 or self.count < 1 or self.seed < 0:
             raise ValueError(f"{self}: expected at least 3 dashes, 0 distractors, a count of 1 and a seed of 0")
 

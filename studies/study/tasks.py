@@ -22,7 +22,7 @@ from PIL import Image
 from vilonghorn import read_image
 from vilonghorn.data import write_beton
 
-from .digits import PIXELS, SPLITS, load_split
+from .digits import PIXELS, SPLITS, check_split, load_split
 from .pathfinder import Pathfinder
 
 COLOURS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))  # red, green, blue, yellow, magenta, cyan
@@ -147,12 +147,6 @@ class Recall:
         inside = (places >= 0) & (places < len(tiles))
         tiles[places[inside]] = ink[places[inside]] * colours[inside, None, None]
         return tiles
-
-
-def check_split(split: str) -> None:
-    """Raises ValueError for an unknown split."""
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r}: expected one of {', '.join(SPLITS)}")
 
 
 class ImageFiles:

@@ -40,13 +40,14 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
         remedy = "if memory is short, lower workers or batch_size; in a container, enlarge /dev/shm"
         raise ChildProcessError(f"{problem}; {remedy}") from error
     finally:
-        with _default_sigchld():
-            with _kill_after(PATIENCE, workers):
-                batches = None  # torch tells them to end, by a lock that a killed one could hold, and waits for each
-            for worker in workers:
-                worker.kill()
-            for worker in workers:
-                worker.join(1)
+        if workers:
+            with _default_sigchld():
+                with _kill_after(PATIENCE, workers):
+                    batches = None  # torch tells them to end, by a lock that a killed one could hold; waits for each
+                for worker in workers:
+                    worker.kill()
+                for worker in workers:
+                    worker.join(1)
 
 
 @contextmanager
