@@ -87,6 +87,16 @@ def test_published_weights_bring_the_names_of_their_classes():
     assert pretrained_class_names(own) == ["a", "b"]
 
 
+@pytest.mark.parametrize("name", ["vilonghornv2_nano.lite0", "vilonghornv2_nano.icons480", "vim_nano_patch8.icons480"])
+def test_a_classifier_that_is_not_of_the_weights_is_called_random(name):
+    sentence = f"{name} with pretrained weights and a random classifier of 3 classes"
+    with pytest.warns(UserWarning, match=f"^{re.escape(sentence)}: its predictions mean nothing until it is trained"):
+        assert load(name, model_kwargs=dict(num_classes=3), device="cpu").name == sentence
+    for kwargs in ({}, dict(num_classes=0)):
+        assert load(name, model_kwargs=kwargs, device="cpu").name == f"{name} with pretrained weights"
+    assert load(name, "random", dict(num_classes=3), device="cpu").name == f"{name} with random weights"
+
+
 def test_a_class_is_found_by_its_name_or_number(run):
     loaded = load(run[0])
     digits = replace(loaded, class_names=["1", "0"])
@@ -160,5 +170,5 @@ def test_models_without_classes_or_finite_scores_predict_nothing(run, tmp_path):
         torch.save(state | {"head.weight": torch.full_like(state["head.weight"], value)}, tmp_path / "a.pth")
         with pytest.raises(ValueError, match=sentence):  # of the file, or of a sum that overflows
             list(predict(load(NANO, str(tmp_path / "a.pth"), KWARGS), files))
-    with pytest.raises(ValueError, match="has no classifier"):
+    with pytest.raises(ValueError, match="has no classifier: give .*, such as a run that was trained from it"):
         list(predict(load(NANO, "random", dict(num_classes=0, img_size=32)), files))

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ def load(
     Raises:
         FileNotFoundError: there are no such weights.
         ValueError: unknown model, weights of another model, or arguments that do not fit.
+
+    Warns if the classes are not those of the pretrained weights, so that the classifier is random.
     """
     name = str(name)
     if Path(name).is_dir():
@@ -150,7 +153,8 @@ def predict(
         OSError: the disk fails, or a process that reads images.
     """
     if getattr(loaded.model, "num_classes", None) == 0:
-        raise ValueError(f"{loaded.name} has no classifier: give it num_classes, and weights for them")
+        remedy = "give a model with classes, such as a run that was trained from it"
+        raise ValueError(f"{loaded.name} has no classifier: {remedy}")
     read = partial(_read_batch, loaded.transform, max_pixels)
     loader = DataLoader(files, batch_size, num_workers=workers, collate_fn=read)
     with closing(read_batches(loader, "the images")) as batches:
@@ -249,13 +253,12 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
         create_transform(**transform)(Image.new("RGB", (8, 8)))
         if transform["crop_mode"] not in CROP_MODES:
             raise ValueError(f"crop_mode is {transform['crop_mode']!r}, expected one of {', '.join(CROP_MODES)}")
-    return LoadedModel(
-        model=model,
-        preprocessing=transform,
-        class_names=class_names,
-        architecture=Path(name).name if name.startswith("local-dir:") else name,
-        weights=f"{checkpoint} weights" if checkpoint in WITHOUT_FILE else f"weights of {Path(checkpoint).name}",
-    )
+    architecture = Path(name).name if name.startswith("local-dir:") else name
+    weights = f"{checkpoint} weights" if checkpoint in WITHOUT_FILE else f"weights of {Path(checkpoint).name}"
+    if checkpoint == "pretrained" and model.num_classes not in (0, model.pretrained_cfg["num_classes"]):
+        weights += f" and a random classifier of {model.num_classes} classes"  # timm drops that of the weights
+        warnings.warn(f"{architecture} with {weights}: its predictions mean nothing until it is trained", stacklevel=3)
+    return LoadedModel(model, transform, class_names, architecture, weights)
 
 
 def _read_batch(
