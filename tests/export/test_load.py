@@ -12,7 +12,7 @@ from PIL import Image
 import vilonghorn
 from vilonghorn import load
 from vilonghorn.export import load_for_export
-from vilonghorn.export.capture import describe
+from vilonghorn.export.capture import capture, describe, input_shape
 
 
 def test_a_checkpoint_fits_another_image_size_and_a_state_dict_tells_its_classes(checkpoint, small, images, tmp_path):
@@ -25,6 +25,14 @@ def test_a_checkpoint_fits_another_image_size_and_a_state_dict_tells_its_classes
     batch = images(1, 3, 224, 224)
     loaded = load_for_export("vilonghorn_nano", tmp_path / "plain.pth")
     torch.testing.assert_close(loaded(batch), full(batch).detach(), rtol=0, atol=1e-6)
+
+
+def test_positions_are_resampled_to_a_size_of_as_many_patches(images):
+    name, batch = "vilonghorn_nano_patch8.icons480", images(2, 3, 128, 32)
+    model = timm.create_model(name, pretrained=True, img_size=(128, 32)).eval()
+    torch.testing.assert_close(
+        load_for_export(name, img_size=[128, 32])(batch), model(batch).detach(), rtol=0, atol=1e-6
+    )
 
 
 def test_a_run_is_its_best_or_last_weights_with_its_classes_and_preprocessing(tmp_path, images):
@@ -61,6 +69,12 @@ def test_a_hierarchy_has_the_image_size_of_its_run_or_the_one_given(tmp_path):
         assert load_for_export(tmp_path / "run", img_size=given).grid_size() == grid
     found = json.loads(describe(load_for_export("vilonghornv2_nano", img_size=[96, 64]))["preprocessing"])
     assert found["input_size"] == [3, 96, 64]
+
+
+def test_a_file_of_one_size_takes_images_of_the_size_of_its_preprocessing():
+    model = load_for_export("vilonghornv2_nano.lite0")
+    size = json.loads(describe(model)["preprocessing"])["input_size"]
+    assert list(input_shape(capture(model, fixed=True))) == [1, *size] == [1, 3, 112, 112]
 
 
 def test_a_run_with_overlapping_patches_is_exported(tmp_path, images):

@@ -6,7 +6,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
-from timm.models import get_pretrained_cfg
+from timm.models import get_model_input_config, get_pretrained_cfg
 
 import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.layers import Mixer
@@ -88,6 +88,15 @@ def test_keywords_make_the_model_of_another_name_and_take_its_weights(name, base
     again = timm.create_model(base, pretrained=True, pretrained_cfg_overlay=overlay, **sizes, **keywords).eval()
     images = torch.randn(1, 3, 64, 64)
     assert torch.equal(again(images), model(images))
+
+
+@pytest.mark.parametrize("name", timm.list_pretrained(["vim_*", "vilonghorn*"]))
+def test_a_model_has_the_image_size_of_its_tag_or_the_one_given(name):
+    model = timm.create_model(name, device="meta")
+    channels, *size = timm.data.resolve_model_data_config(model)["input_size"]
+    assert get_model_input_config(model)["input_size"] == (channels, *size)
+    assert model.grid_size() == model.grid_size(tuple(size)) != model.grid_size(32)
+    assert timm.create_model(name, device="meta", img_size=32).grid_size() == model.grid_size(32)
 
 
 @pytest.mark.parametrize("name", ["vilonghorn_tiny", "vim_nano"])

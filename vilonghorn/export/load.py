@@ -38,11 +38,11 @@ def load_for_export(
         ValueError: unknown model, a size or an index that does not fit it, or weights of another model.
         FileNotFoundError: there is no such checkpoint.
     """
-    name, kwargs = str(name), dict[str, Any](dynamic_img_pad=False)
+    name, kwargs, overlay = str(name), dict[str, Any](dynamic_img_pad=False), dict[str, Any]()
     if is_run := Path(name).is_dir():
         run, which = name, str(checkpoint or "best")
         checkpoint = RunDirectory(run).weights(which)
-        kwargs["pretrained_cfg_overlay"] = preprocessing(run)
+        overlay = preprocessing(run)
         name = load_weights(checkpoint, tensors=False)[1].get("model", "")
         if not is_ours(name):
             if img_size is not None or features is not None:
@@ -57,11 +57,10 @@ def load_for_export(
         if len(img_size) > 2 or min(img_size) < 1:
             raise ValueError(f"--img-size is {img_size}, expected one side, or height and width, in pixels")
         kwargs["img_size"] = (img_size[0], img_size[-1])
-        kwargs.setdefault("pretrained_cfg_overlay", {})["input_size"] = (3, *kwargs["img_size"])
+        overlay["input_size"] = (3, *kwargs["img_size"])
     if features is not None:
         kwargs |= dict(features_only=True) | (dict(out_indices=tuple(features)) if features else {})
     model, class_names = create_model(name, str(checkpoint or ("pretrained" if "." in name else "random")), kwargs)
-    overlay = kwargs.get("pretrained_cfg_overlay", {})  # a record's image size would replace it
     model.pretrained_cfg = {**model.pretrained_cfg, **overlay, "label_names": class_names}
     indices = list(model.out_indices) if isinstance(model, FeatureGetterNet) else []
     if indices != sorted(set(indices)):

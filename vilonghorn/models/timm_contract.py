@@ -169,8 +169,9 @@ def build_backbone(
     own, timms = (signature(made).parameters.keys() for made in (model_cls, build_model_with_cfg))
     if unknown := kwargs.keys() - own - timms - {"features_only", "out_indices" if is_extractor else ""}:
         raise TypeError(f"{variant} has no argument {', '.join(sorted(unknown))}, expected some of {', '.join(own)}")
+    cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
+    kwargs.setdefault("img_size", cfg.input_size[-2:])  # timm does this for models with fixed_input_size only
     if pretrained:
-        cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
         if not (cfg.has_weights or cfg.state_dict):
             remedy = "pretrained=False for random ones, or name your file with pretrained_cfg_overlay=dict(file=...)"
             raise RuntimeError(f"no pretrained weights for {variant}: none are published yet. Use {remedy}")

@@ -460,7 +460,7 @@ def checkpoint_filter_fn(
 
 
 # Tiny is the default of `VisionLonghorn`.
-NANO: dict[str, Any] = dict(img_size=64, embed_dims=(48, 96, 160), depths=(2, 2, 2), num_conv_stages=1)
+NANO: dict[str, Any] = dict(embed_dims=(48, 96, 160), depths=(2, 2, 2), num_conv_stages=1)
 NANO |= dict(num_heads=(None, 4, 4), mlp_ratios=(0.0, 0.5, 0.5))
 SMALL = dict(embed_dims=(80, 160, 512, 1024), depths=(3, 3, 5, 2), num_heads=(None, None, 8, 16))
 BASE = dict(embed_dims=(128, 256, 768, 1536), depths=(3, 4, 10, 3), num_heads=(None, None, 12, 24))
