@@ -3,9 +3,9 @@
     python studies/million.py cost [exact mamba ...]        # one image of 2^10 to 2^20 tiles, random weights
     python studies/million.py accuracy [exact mamba ...]    # after: python studies/study million
 
-Recurrences read an image in pieces, and make and embed each piece when it is read. What grows with the image are 8
-bytes for each tile, its number among the digits, and states for each piece. Attention reads the whole image. A
-finished row of results/million_streams.json is not run again. One thread.
+Recurrences read an image in pieces, and make and embed each piece when it is read. What grows with the image are two
+bytes for each tile, its number among the digits, and states of some pieces. Attention reads the whole image. A finished
+row of results/million_streams.json is not run again. One thread.
 """
 
 import json
@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "results" / "million_streams.json"
 RUNS = ROOT / "runs" / "studies" / "million"
 PIECE, BATCH = 1024, 8  # tiles of an image and images that are read at a time
+TOGETHER = 32  # pieces with all states in memory
 IMAGES = {2**12: 128, 2**14: 32, 2**16: 16, 2**18: 8, 2**20: 8}  # for each seed
 FEWER = {2**12: 48, 2**14: 12}  # of attention
 COSTS = [2**power for power in range(10, 21, 2)]
@@ -52,14 +53,16 @@ def normalize(pixels: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def in_pieces(model: VisionSSM, task: Recall, indices: range, piece: int = PIECE) -> tuple[Tensor, Tensor]:
+def in_pieces(
+    model: VisionSSM, task: Recall, indices: range, piece: int = PIECE, together: int = TOGETHER
+) -> tuple[Tensor, Tensor]:
     """Logits, (images, classes), and labels of some mosaics, read in pieces."""
     layouts = [task.mosaic(i) for i in indices]
 
     def tiles(start: int, stop: int) -> Tensor:
         return normalize(torch.stack([torch.from_numpy(task.pixels(layout, start, stop)) for layout in layouts]))
 
-    return mixers.stream(model, tiles, task.grid**2, piece), torch.tensor([layout.label for layout in layouts])
+    return mixers.stream(model, tiles, task.grid**2, piece, together), torch.tensor([layout.label for layout in layouts])
 
 
 @torch.inference_mode()

@@ -9,6 +9,8 @@ of heads, K and V are the channels of a key and a value.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import timm
@@ -235,16 +237,19 @@ def recall_mixer(pretrained: bool = False, mixer: str = "attention", **kwargs: A
     return model
 
 
-def stream(model: VisionSSM, tiles: Stream, count: int, piece: int) -> Tensor:
+def stream(model: VisionSSM, tiles: Stream, count: int, piece: int, together: int) -> Tensor:
     """The logits of a model of two blocks without positions, of images of `count` tiles, which are read in pieces.
 
-    They are read three times: from the start, to keep the state of the first block's first direction before each
-    piece; from the end, to keep those of the second directions of both blocks; and from the start. The class token
-    is in the middle of the tokens, and not in the mean that the head reads.
+    A piece needs the states of three directions: of the first block from the start, and of both blocks from the end,
+    which depend on the first. They are kept before and after each part of `together` pieces, and made anew for the
+    pieces of one part at a time. So an image is read up to six times, and three times if it is one part. The class token is in the middle of the tokens, and not in
+    the mean that the head reads.
     """
     first, second = model.blocks
     starts, middle = range(0, count, piece), count // 2
-    states: dict[tuple[nn.Module, int], list[State]] = {(block, g): [] for block in (first, second) for g in (0, 1)}
+    parts = [starts[i : i + together] for i in range(0, len(starts), together)]
+    ahead: dict[range, State] = {parts[0]: None}  # of the first block's first direction, before a part
+    behind: dict[range, tuple[State, State]] = {parts[-1]: (None, None)}  # of both blocks' second ones, after it
 
     def embed(start: int) -> tuple[Tensor, int | None]:
         """The tokens of a piece, and the place of the class token in it."""
@@ -253,26 +258,43 @@ def stream(model: VisionSSM, tiles: Stream, count: int, piece: int) -> Tensor:
         x = model.patch_embed.proj(x.flatten(0, 1)).view(*x.shape[:2], -1)
         if not start <= middle < stop:
             return x, None
-        parts = x[:, : middle - start], model.cls_token.expand(len(x), -1, -1), x[:, middle - start :]
-        return torch.cat(parts, 1), middle - start
+        halves = x[:, : middle - start], model.cls_token.expand(len(x), -1, -1), x[:, middle - start :]
+        return torch.cat(halves, 1), middle - start
 
-    one = None
-    for start in starts:
-        states[first, 0].append(direction(one, 0))
-        _, one = step(first, embed(start)[0], one)
-    one = two = None
-    for number, start in reversed(list(enumerate(starts))):
-        states[first, 1].insert(0, direction(one, 1))
-        states[second, 1].insert(0, direction(two, 1))
-        x, one = step(first, embed(start)[0], joined(states[first, 0][number], states[first, 1][0]))
-        _, two = step(second, x, joined(None, states[second, 1][0]))
+    def start_on(part: range, state: State) -> list[State]:
+        """The states of the first block's first direction before each piece, and after the last."""
+        states = [state]
+        for start in part:
+            _, state = step(first, embed(start)[0], joined(state, None))
+            states.append(direction(state, 0))
+            state = states[-1]
+        return states
+
+    @lru_cache(1)
+    def read(part: range) -> tuple[list[State], list[tuple[State, State]]]:
+        """The states of a part: `start_on`, and of both blocks' second directions after each piece and before all."""
+        forward, (one, two) = start_on(part, ahead[part]), behind[part]
+        backward = [behind[part]]
+        for start, state in zip(reversed(part), reversed(forward[:-1])):
+            x, one = step(first, embed(start)[0], joined(state, one))
+            _, two = step(second, x, joined(None, two))
+            one, two = direction(one, 1), direction(two, 1)
+            backward.insert(0, (one, two))
+        return forward, backward
+
+    for part, following in pairwise(parts):
+        ahead[following] = start_on(part, ahead[part])[-1]
+    for part, before in pairwise(reversed(parts)):
+        behind[before] = read(part)[1][0]
     total, two = torch.zeros(()), None
-    for number, start in enumerate(starts):
-        x, place = embed(start)
-        x, _ = step(first, x, joined(states[first, 0][number], states[first, 1][number]))
-        x, two = step(second, x, joined(direction(two, 0), states[second, 1][number]))
-        x = model.norm(x)
-        total = total + x.double().sum(1) - (0 if place is None else x[:, place].double())
+    for part in parts:
+        forward, backward = read(part)
+        for start, state, (after_one, after_two) in zip(part, forward, backward[1:]):
+            x, place = embed(start)
+            x, _ = step(first, x, joined(state, after_one))
+            x, two = step(second, x, joined(two, after_two))
+            two, x = direction(two, 0), model.norm(x)
+            total = total + x.double().sum(1) - (0 if place is None else x[:, place].double())
     return model.head((total / count).to(x.dtype))
 
 

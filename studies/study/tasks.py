@@ -117,11 +117,12 @@ class Recall:
         keys = rng.permutation(10 * self.colours)[: self.pairs]
         rounds, rest = divmod(self.pairs, 10)
         values = rng.permutation(np.concatenate([np.tile(np.arange(10), rounds), rng.permutation(10)[:rest]]))
-        slots = rng.permutation(self.room)[: self.pairs]
+        slots = rng.permutation(self.room)[: self.pairs].copy()  # not a view, which would keep all places
         query = rng.permutation(self.pairs)[0]
-        tiles = np.full(self.grid**2, -1)
+        tiles = np.full(self.grid**2, -1, np.int16)
         if self.distractors:
-            tiles[:] = rng.integers(len(digits.labels), size=len(tiles))
+            for part in np.array_split(tiles, -(-len(tiles) // 2**16)):  # the numbers of one call, with less memory
+                part[:] = rng.integers(len(digits.labels), size=len(part))
         for pair, (key, value, slot) in enumerate(zip(keys % 10, values, slots)):
             of_key, of_value = digits.by_label[key], digits.by_label[value]
             first = rng.integers(len(of_key))

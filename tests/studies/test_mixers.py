@@ -107,7 +107,7 @@ def test_an_image_in_pieces_gives_what_the_whole_image_gives(name):
         model.head.weight.normal_()
     task = Recall("test", pairs=4, grid=64, colours=6, distractors=True)
     expected, labels = whole(model, task, range(2))
-    found, same = in_pieces(model, task, range(2), piece=1000)
+    found, same = in_pieces(model, task, range(2), piece=1000, together=2)
     assert expected.abs().max() > 0.1
     assert (found - expected).abs().max() < 1e-5 and same.tolist() == labels.tolist()
 
