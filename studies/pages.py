@@ -233,7 +233,7 @@ def streams_cost_table() -> str:
 
 
 def keys_table() -> str:
-    """Quantiles of the share of a key beside the common direction, by block and direction, in percent."""
+    """Quantiles of the share of a key of the exact rule beside the common direction, in percent."""
     return markdown(
         [
             {
@@ -244,20 +244,30 @@ def keys_table() -> str:
                 },
             }
             for row in load("forgetting")["shares"]
+            if (row["candidate"], row["seed"]) == ("exact", 1)
         ]
     )
 
 
+def without_small_parts() -> dict[tuple[str, float], dict[int, tuple[int, int]]]:
+    """Right answers and images of all seeds by the number of tiles, by mixer and threshold of removal."""
+    found = {}
+    for row in sorted(load("forgetting")["rows"], key=lambda row: (row["candidate"], row["threshold"], row["tiles"])):
+        line = found.setdefault((row["candidate"], row["threshold"]), {})
+        right, images = line.get(row["tiles"], (0, 0))
+        line[row["tiles"]] = right + row["right"], images + row["images"]
+    return found
+
+
 def forgetting_table() -> str:
-    """Right answers of the exact rule, by the threshold below which components of keys are removed."""
-    rows = load("forgetting")["rows"]
-    found = {(row["threshold"], row["tiles"]): f"{row['right']} of {row['images']}" for row in rows}
-    thresholds, sizes = (sorted(set(values)) for values in zip(*found))
-    lines = []
-    for threshold in thresholds:
+    """Right answers, by mixer and the threshold below which components of keys are removed."""
+    lines, rows = without_small_parts(), []
+    columns = sorted({tiles for line in lines.values() for tiles in line})
+    for (name, threshold), line in lines.items():
         title = f"parts below {100 * threshold:g}% removed" if threshold else "as trained"
-        lines.append({"right answers": title, **{f"{n:,}": found.get((threshold, n), NONE) for n in sizes}})
-    return markdown(lines)
+        row = {"right answers": f"{report('million').title(name)}, {title}"}
+        rows.append(row | {f"{n:,}": "{} of {}".format(*line[n]) if n in line else NONE for n in columns})
+    return markdown(rows)
 
 
 def fewshot_table() -> str:
@@ -291,10 +301,10 @@ def draw_million(folder: Path) -> Path:
             style = dict(color=f"C{number}", marker="os^vDP*Xd"[number], ms=4, lw=1 if number else 2.2)
             for axes, line in ((top, means), (left, costs(name, "seconds")), (right, costs(name, "mb"))):
                 axes.plot(list(line), list(line.values()), label=found.title(name), **style)
-        rows = [row for row in load("forgetting")["rows"] if row["threshold"] == 0.01]
-        shares = [100 * row["right"] / row["images"] for row in rows]
+        removed = without_small_parts()["exact", 0.01]
+        shares = [100 * right / images for right, images in removed.values()]
         style = dict(color="C0", marker="o", mfc="none", ls="--", ms=6)
-        top.plot([row["tiles"] for row in rows], shares, label="Longhorn exact, small parts of keys removed", **style)
+        top.plot(list(removed), shares, label="Longhorn exact, small parts of keys removed", **style)
         top.axhline(25, color="0.5", ls=":", lw=1)
         top.set(ylim=(0, 101), ylabel="test top-1, %")
         left.set(yscale="log", ylabel="seconds of one image")

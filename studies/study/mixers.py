@@ -174,7 +174,7 @@ class GatedDelta(Causal):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, state: State) -> tuple[Tensor, State]:
         log_a, b = -self.decay_log.exp() * F.softplus(gates[0] + self.step_bias), gates[1].sigmoid()[..., None]
-        q, k, parts = F.normalize(q, dim=-1), F.normalize(k, dim=-1), []
+        q, k, parts = F.normalize(q, dim=-1), self.keys(k), []
         S = v.new_zeros(*k.shape[:3], k.shape[4], v.shape[4]) if state is None else state
         for Q, K, V, beta, log_decay in chunks(q, k, v, b, log_a):
             g = log_decay.cumsum(-1)[..., None]
@@ -184,6 +184,10 @@ class GatedDelta(Causal):
             parts.append(a * (Q @ S) + (decay * (Q @ K.mT)) @ u)
             S = a[..., -1:, :] * S + (K * decay[..., -1:, :].mT).mT @ u
         return self.norm(torch.cat(parts, 3)), S
+
+    def keys(self, k: Tensor) -> Tensor:
+        """Keys of length 1."""
+        return F.normalize(k, dim=-1)
 
 
 class MLSTM(Causal):
@@ -242,8 +246,8 @@ def stream(model: VisionSSM, tiles: Stream, count: int, piece: int, together: in
 
     A piece needs the states of three directions: of the first block from the start, and of both blocks from the end,
     which depend on the first. They are kept before and after each part of `together` pieces, and made anew for the
-    pieces of one part at a time. So an image is read up to six times, and three times if it is one part. The class token is in the middle of the tokens, and not in
-    the mean that the head reads.
+    pieces of one part at a time. So an image is read up to six times, and three times if it is one part. The class
+    token is in the middle of the tokens, and not in the mean that the head reads.
     """
     first, second = model.blocks
     starts, middle = range(0, count, piece), count // 2
