@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from left_run import leave_run, make_image
 
 import vilonghorn
 from vilonghorn.cli import COMMANDS, env, main
@@ -17,6 +19,17 @@ from vilonghorn.cli import COMMANDS, env, main
 ROOT = Path(__file__).parents[2]
 EXEMPT = ("check", "model_kwargs", "to")  # options without a default
 CODE = "import sys; from vilonghorn.cli import main; status = main(sys.argv[1:]); print('torch' in sys.modules)"
+
+STOPPED = """import os, signal, sys  # of a process that gets a signal when the first file is complete, but not renamed
+def stop(*_):
+    if any(".partial" in name for name in os.listdir()):
+        print("there is a part", flush=True)
+        os.kill(os.getpid(), int(sys.argv[2]))
+os.fsync = os.sync = stop
+os.chdir(sys.argv[1])
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from vilonghorn.cli import main
+sys.exit(main(sys.argv[3:]))"""
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess:
@@ -41,6 +54,29 @@ def test_help_needs_no_torch_and_a_closed_pipe_is_no_error(script):
     found = subprocess.run([sys.executable, script, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (found.returncode, found.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    "command, end, status",
+    [
+        ("export {run} --to onnx --output a.onnx", signal.SIGTERM, 143),
+        ("interpret {run} {image} --out a.png", signal.SIGTERM, 143),
+        ("data split {images} a", signal.SIGTERM, 143),
+        ("beton {images} a.beton", signal.SIGTERM, 143),
+        ("beton {images} a.beton", signal.SIGINT, 130),
+    ],
+)
+def test_a_command_that_a_signal_ends_leaves_no_part_of_a_file(command, end, status, tmp_path):
+    leave_run(tmp_path / "run", depth=1)
+    files = [tmp_path / f"images/{name}/{i}.png" for name in "ab" for i in range(5)]
+    for i, file in enumerate(files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        make_image(file, i)
+    (out := tmp_path / "out").mkdir()
+    arguments = command.format(run=tmp_path / "run", images=tmp_path / "images", image=files[0]).split()
+    found = python("-c", STOPPED, str(out), str(int(end)), *arguments)
+    assert (found.returncode, found.stdout) == (status, "there is a part\n"), found.stderr
+    assert not list(out.iterdir())
 
 
 def test_python_m_is_the_same_command():

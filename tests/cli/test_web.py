@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import tarfile
 import tempfile
 from queue import Queue
@@ -27,7 +28,7 @@ def visit(lines, end, found):
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_the_page_of_a_run_is_served_until_an_interrupt(end, tmp_path, monkeypatch, capsys):
+def test_the_page_of_a_run_is_served_until_a_signal(end, tmp_path, monkeypatch, capsys):
     leave_run(tmp_path / "run", depth=1)
     hub, temporary = tmp_path / "torch/hub", tmp_path / "temporary"
     hub.mkdir(parents=True), temporary.mkdir()
@@ -40,11 +41,13 @@ def test_the_page_of_a_run_is_served_until_an_interrupt(end, tmp_path, monkeypat
     monkeypatch.setattr(web, "print", lambda line, flush: lines.put(line), raising=False)
     visitor = Thread(target=visit, args=(lines, end, found))
     visitor.start()
-    assert main(["web", str(tmp_path / "run")]) == 130
+    with pytest.raises(SystemExit, match=str(128 + end)):
+        sys.exit(main(["web", str(tmp_path / "run")]))
     visitor.join()
     line, classes, page = found
     assert line.startswith("the page is at http://127.0.0.1:") and classes == NAMES
-    assert b"<title>Image classifier</title>" in page and capsys.readouterr().err.endswith("interrupted\n")
+    assert b"<title>Image classifier</title>" in page
+    assert capsys.readouterr().err.endswith("interrupted\n") == (end == signal.SIGINT)
     assert not any(temporary.glob("vilonghorn-web-*"))
 
 

@@ -4,12 +4,15 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from vilonghorn.data.atomic_files import atomic_folder, atomic_write, lock, write_json
+from vilonghorn.data import atomic_files
+from vilonghorn.data.atomic_files import atomic_folder, atomic_write, atomic_writes, lock, write_json
 
 
 @pytest.mark.parametrize(("mode", "content"), [("wb", b"n\xc3\xa9w\n"), ("w", "néw\n")])
@@ -47,6 +50,33 @@ def test_content_and_folder_are_flushed_to_the_disk_around_the_renaming(tmp_path
     with atomic_write(tmp_path / "a") as file:
         file.write(b"new")
     assert done == [os.stat(tmp_path / "a").st_ino, "replace", os.stat(tmp_path).st_ino]
+
+
+def test_a_signal_after_the_renaming_keeps_the_new_files(tmp_path, monkeypatch):
+    def interrupt(folder):
+        raise KeyboardInterrupt
+
+    paths = tmp_path / "a", tmp_path / "b"
+    for path in paths:
+        path.write_bytes(b"old")
+    monkeypatch.setattr(atomic_files, "sync_folder", interrupt)
+    with pytest.raises(KeyboardInterrupt), atomic_writes(*((path, "wb") for path in paths)) as files:
+        for file in files:
+            file.write(b"new")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(paths, b"new")
+
+
+def test_sigterm_has_its_own_handler_again_after_the_block(tmp_path):
+    for handler in (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None):
+        signal.signal(signal.SIGTERM, handler)
+        with atomic_write(tmp_path / "a"):
+            assert (signal.getsignal(signal.SIGTERM) == handler) == (handler != signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGTERM) == handler
+        thread = threading.Thread(target=write_json, args=(tmp_path / "b.json", {}))  # which cannot set handlers
+        thread.start()
+        thread.join()
+        assert json.loads((tmp_path / "b.json").read_text()) == {}
+        (tmp_path / "b.json").unlink()
 
 
 def test_json_has_a_line_for_each_entry_and_each_row(tmp_path):

@@ -4,7 +4,6 @@ It is the page of `vilonghorn export MODEL --to web`, in a temporary folder unti
 first call downloads onnxruntime-web, 33 MB.
 """
 
-import signal
 from collections.abc import Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from jsonargparse.typing import restricted_number_type
 
+from ..data.atomic_files import exits_on_sigterm
 from ..export.formats import FORMATS
 from ..export.load import load_for_export
 from ..export.web_page import read_examples, write_page
@@ -33,9 +33,8 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command until it is interrupted."""
     options = parser.parse_args(argv)
     FORMATS["onnx"].check_installed()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C, so that the folder is removed
     model = load_for_export(options.model, options.checkpoint)
-    with TemporaryDirectory(prefix="vilonghorn-web-") as folder:
+    with exits_on_sigterm(), TemporaryDirectory(prefix="vilonghorn-web-") as folder:
         page = Path(folder, "page")
         with ThreadingHTTPServer((HOST, options.port), partial(SimpleHTTPRequestHandler, directory=page)) as server:
             write_page(model, page, examples=read_examples(options.model))

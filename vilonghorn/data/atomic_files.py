@@ -4,6 +4,9 @@ import errno
 import json
 import os
 import shutil
+import signal
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +22,19 @@ UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOT
 
 
 @contextmanager
+def exits_on_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM raises SystemExit, so that blocks end and remove their files, unless it has another handler."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # only the main thread can set a handler
+        return
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
 def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO[Any]]]:
     """As `atomic_write`, for several files of one folder: all are on the disk before the first is renamed.
 
@@ -29,28 +45,28 @@ def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO
         check_is_file(path)
     partials = [path.with_name(f"{path.name}.{os.getpid()}.partial") for path in paths]
     old = paths[0].with_name(f"{paths[0].name}.{os.getpid()}.old")
-    try:
-        with named_errors(paths[0]):
-            with ExitStack() as stack:
-                files = [
-                    stack.enter_context(open(partial, f"{mode}+", encoding=None if "b" in mode else "utf-8"))
-                    for partial, (_, mode) in zip(partials, targets)
-                ]
-                yield files
-                for file in files:
-                    file.flush()
-                    sync(file.fileno())
-            if len(paths) > 1 and paths[0].exists():
-                os.replace(paths[0], old)
-            for partial, path in reversed([*zip(partials, paths)]):
-                os.replace(partial, path)
-            sync_folder(paths[0].parent)
-            old.unlink(missing_ok=True)
-    finally:
-        if old.exists():
-            os.replace(old, paths[0])
-        for partial in partials:
-            partial.unlink(missing_ok=True)
+    with exits_on_sigterm():
+        try:
+            with named_errors(paths[0]):
+                with ExitStack() as stack:
+                    files = [
+                        stack.enter_context(open(partial, f"{mode}+", encoding=None if "b" in mode else "utf-8"))
+                        for partial, (_, mode) in zip(partials, targets)
+                    ]
+                    yield files
+                    for file in files:
+                        file.flush()
+                        sync(file.fileno())
+                if len(paths) > 1 and paths[0].exists():
+                    os.replace(paths[0], old)
+                for partial, path in reversed([*zip(partials, paths)]):
+                    os.replace(partial, path)
+                sync_folder(paths[0].parent)
+        finally:
+            if old.exists() and not paths[0].exists():
+                os.replace(old, paths[0])
+            for leftover in (*partials, old):
+                leftover.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -58,7 +74,7 @@ def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> It
     """Opens `NAME.PID.partial` beside `path` for writing, and renames it to `path` when the block ends without error.
 
     The folder exists. A reader sees the old file or the complete new one, also after a crash of the machine. A block
-    that raises leaves the old file and removes the partial one. A process that is killed inside the block leaves both.
+    that raises, or that a signal ends, leaves the old file and removes the partial one; a killed process leaves both.
     Mode "w" is for UTF-8 text. The file can be read back, too. A folder, a device or a pipe is a FileExistsError.
     """
     with atomic_writes((Path(path), mode)) as (file,):
@@ -83,23 +99,24 @@ def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
 def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     """Makes the folder `NAME.PID.partial` beside `path`, and renames it to `path` when the block ends without error.
 
-    Folders above it that are missing are made, too. A block that raises leaves nothing else. A process that is killed
-    inside the block leaves the partial folder. A `path` that is a link, or not an empty folder, is a FileExistsError.
+    Folders above it that are missing are made, too. A block that raises, or that a signal ends, leaves nothing else; a
+    killed process leaves the partial folder. A `path` that is a link, or not an empty folder, is a FileExistsError.
     """
     path = Path(path)
     if path.is_symlink() or path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path}: exists; remove it or give another name")
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with named_errors(path):
-            partial.mkdir(parents=True)
-            yield partial
-            if hasattr(os, "sync"):
-                os.sync()
-            os.rename(partial, path)
-            sync_folder(path.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with exits_on_sigterm():
+        try:
+            with named_errors(path):
+                partial.mkdir(parents=True)
+                yield partial
+                if hasattr(os, "sync"):
+                    os.sync()
+                os.rename(partial, path)
+                sync_folder(path.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -113,11 +130,12 @@ def only_writer(path: Path) -> Iterator[None]:
     beside = path.with_name(f"{path.name}.lock")
     if (file := lock(beside, inherited=True)) is None:
         raise FileExistsError(f"{path}: is being written by another process; wait, or give another name")
-    try:
-        yield
-    finally:
-        file.close()
-        beside.unlink(missing_ok=True)
+    with exits_on_sigterm():
+        try:
+            yield
+        finally:
+            file.close()
+            beside.unlink(missing_ok=True)
 
 
 def lock(path: Path, inherited: bool = False) -> IO[bytes] | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from ..data import create_loader
-from ..data.atomic_files import atomic_folder, write_json
+from ..data.atomic_files import atomic_folder, exits_on_sigterm, write_json
 from ..data.image_file import read_image
 from ..engine.evaluate import load_config, run_config
 from .capture import backbone, describe
@@ -66,7 +66,8 @@ def fetch_runtime() -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            torch.hub.download_url_to_file(RUNTIME_URL, str(path), hash_prefix=RUNTIME_SHA256)
+            with exits_on_sigterm():
+                torch.hub.download_url_to_file(RUNTIME_URL, str(path), hash_prefix=RUNTIME_SHA256)
         except (OSError, RuntimeError) as error:
             remedy = f"without a connection, copy this file to {path.parent}"
             raise OSError(f"the page needs {RUNTIME_URL} ({error}); {remedy}") from error
