@@ -313,11 +313,11 @@ class SolarCells(ImageFiles):
 
     2,624 gray photographs of 300 x 300 pixels. A cell is defective if its probability of a defect is above 0.5. The
     photographs of each probability and kind of cell are dealt to five folds in turn. One fold is "test"; of the others,
-    every eighth photograph is in "val".
+    every eighth photograph is in "val". Folds 6 to 10, and so on to 25, are those of the photographs in another order.
 
     Args:
         split: "train", "val" or "test".
-        fold: of "test", 1 to 5.
+        fold: of "test", 1 to 25.
         side: height and width in pixels that the model takes.
         folder: `elpv_dataset/data` of PyPI's elpv-dataset.
         count: number of photographs, the first ones; None: all.
@@ -334,8 +334,8 @@ class SolarCells(ImageFiles):
 
     def __post_init__(self):
         check_split(self.split)
-        if not 1 <= self.fold <= 5:
-            raise ValueError(f"fold {self.fold}: expected 1 to 5")
+        if not 1 <= self.fold <= 25:
+            raise ValueError(f"fold {self.fold}: expected 1 to 25")
 
     def check(self) -> None:
         """Raises FileNotFoundError if there are no data; the message says how to get them."""
@@ -349,8 +349,12 @@ class SolarCells(ImageFiles):
         """File and label of each sample; raises the errors of `check`."""
         self.check()
         lines = Path(self.folder, "labels.csv").read_text(encoding="utf-8").splitlines()
+        repetition, fold = divmod(self.fold - 1, 5)
         rows = sorted((probability, kind, file) for file, probability, kind in map(str.split, lines))
-        chosen = [row for i, row in enumerate(rows) if (i % 5 == self.fold - 1) == (self.split == "test")]
+        if repetition:
+            order = np.random.default_rng(repetition).permutation(len(rows))
+            rows = [row for _, row in sorted(zip(order, rows), key=lambda pair: (*pair[1][:2], pair[0]))]
+        chosen = [row for i, row in enumerate(rows) if (i % 5 == fold) == (self.split == "test")]
         if self.split != "test":
             chosen = [row for i, row in enumerate(chosen) if (i % 8 == 7) == (self.split == "val")]
         return [(Path(self.folder, file), int(float(defect) > 0.5)) for defect, _, file in chosen[: self.count]]

@@ -170,7 +170,7 @@ def test_fashion_is_split_by_place_and_its_test_set_is_the_published_one(tmp_pat
         make_task("fashion", "val", folder="nowhere").check()
 
 
-def test_solar_cells_are_tested_once_in_five_folds_and_a_seed_chooses_its_fold(tmp_path):
+def test_solar_cells_are_tested_once_in_each_five_folds_and_a_seed_chooses_its_fold(tmp_path):
     (tmp_path / "images").mkdir()
     lines = []
     for number in range(80):
@@ -181,7 +181,7 @@ def test_solar_cells_are_tested_once_in_five_folds_and_a_seed_chooses_its_fold(t
     options = {"folder": str(tmp_path), "side": 6}
     plan = TaskPlan("solar_cells", options, folds=True)
     tested = []
-    for seed in range(1, 6):
+    for seed in range(1, 16):
         splits = {"train": plan.dataset("train", seed), "val": plan.dataset("val", seed), **plan.test_datasets(seed)}
         assert {split: len(cells) for split, cells in splits.items()} == {"train": 56, "val": 8, "test": 16}
         assert len({file for cells in splits.values() for file, _ in cells.files}) == 80
@@ -190,8 +190,10 @@ def test_solar_cells_are_tested_once_in_five_folds_and_a_seed_chooses_its_fold(t
         image, label = splits["train"][0]
         number = image.getpixel((0, 0))[0]
         assert label == (number % 4 > 1)
-    assert len(set(tested)) == 80
-    with pytest.raises(ValueError, match="fold 6: expected 1 to 5"):
-        plan.dataset("train", 6)
+    assert all(len(set(tested[start : start + 80])) == 80 for start in (0, 80, 160))
+    folds = [frozenset(tested[start : start + 16]) for start in range(0, 240, 16)]
+    assert len(set(folds)) == 15
+    with pytest.raises(ValueError, match="fold 26: expected 1 to 25"):
+        plan.dataset("train", 26)
     with pytest.raises(FileNotFoundError, match="no solar cells in nowhere; run: pip install"):
         make_task("solar_cells", "val", folder="nowhere").check()
