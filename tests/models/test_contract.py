@@ -130,6 +130,14 @@ def test_a_scripted_model_computes_and_trains_the_same_and_a_traced_one_computes
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", NANOS)
+def test_an_exportable_model_is_traced_and_not_scripted(name):
+    model, batch = make(name, exportable=True, img_size=32, **NANOS[name]), images(2, 3, 32, 32)
+    torch.testing.assert_close(torch.jit.trace(model, batch)(batch), model(batch))
+    with pytest.raises(TypeError, match="^torch.jit.script does not take a model made with exportable=True: make it"):
+        torch.jit.script(model)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

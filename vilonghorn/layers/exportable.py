@@ -36,6 +36,11 @@ class ExportableMixer(Mixer):
         y = mamba_inner_exportable(xz, weights, self.scan_norm, self.rule, self.flags, grid, **options)
         return self.out_proj(y)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Called by torch.jit.script, which cannot compile these operators. Raises TypeError."""
+        remedy = "make it without, or call torch.jit.trace"
+        raise TypeError(f"torch.jit.script does not take a model made with exportable=True: {remedy}")
+
 
 CLASSES: dict[type, type] = {RMSNorm: ExportableNorm, Mixer: ExportableMixer}
 
