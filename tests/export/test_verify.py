@@ -104,6 +104,12 @@ def test_bad_arguments_are_named(kind, weights, sentence, small, tmp_path):
         export(model, kind, tmp_path / "model", weights)
 
 
+def test_an_export_inside_autocast_is_refused(small, tmp_path):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="autocast is on.* call export outside"):
+        export(small(), "pt2", tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_error_is_relative_to_large_outputs_and_infinite_for_garbage():
     expected = torch.tensor([[3.0, -10.0]])
     assert verify.max_error(expected + torch.tensor([[0.0, 0.5]]), expected) == pytest.approx(0.05)

@@ -52,13 +52,16 @@ def export(
         VerificationError: as `verify`.
         FileExistsError: there is a file of the script's name that `export` did not write, or the folder for Core ML.
         ValueError: an unknown format or precision, a weight that is not finite or too large for float16, or a
-            format that lacks it; scan "attention" of a model or a format that lacks it; or as `check_coreml`.
+            format that lacks it; scan "attention" of a model or a format that lacks it; inside autocast; or as
+            `check_coreml`.
         ImportError: scan "attention", and onnxruntime is too old for it.
     """
     if kind not in FORMATS or precision not in PRECISIONS:
         expected = f"expected one of {[*FORMATS]} and of {PRECISIONS}"
         raise ValueError(f"kind is {kind!r} and precision {precision!r}, {expected}")
     form, path = FORMATS[kind], Path(path)
+    if torch.is_autocast_enabled("cpu"):
+        raise ValueError("torch.autocast is on, but a file computes in float32: call export outside of its block")
     if broken := [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]:
         raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
     if form.library and not has_backbone(model):
