@@ -1,7 +1,6 @@
 """What the architectures share: the base class, default configurations, and making a registered model."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -12,21 +11,14 @@ from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from timm.layers import is_exportable, trunc_normal_
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from timm.models._features import FeatureGetterNet, feature_take_indices
-from torch import Tensor, nn
+from torch import nn
 
 from ..layers.exportable import make_exportable
-from ..ops._torch import autocast_dtype
 from .weights_file import check_file, keep_names_in_transformers
 
 NO_DECAY = ("pos_embed", "cls_token", "mask_token", "A_log", "D", "dt_bias", "conv_bias", "scan_norm")
 WEIGHTS = Path(__file__).parents[1] / "weights"
 ICON_NAMES = tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitlines())  # of the classes
-
-
-def exported_autocast(x: Tensor) -> AbstractContextManager:
-    """The autocast that is enabled already: torch.export records only one that is entered in `forward`."""
-    dtype = autocast_dtype(x) if torch.compiler.is_exporting() else None
-    return nullcontext() if dtype is None else torch.autocast(x.device.type, dtype)
 
 
 class Backbone(nn.Module):
@@ -41,21 +33,12 @@ class Backbone(nn.Module):
     if TYPE_CHECKING:
         norm: nn.Module
         head: Any
-        forward_features: Any
-        forward_head: Any
         mask_token: nn.Parameter | None
         feature_info: list[dict[str, Any]]
         in_chans: int
         num_classes: int
         global_pool: str
         num_prefix_tokens: int
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to (B, num_classes) logits."""
-        if not torch.jit.is_scripting():
-            with exported_autocast(x):
-                return self.forward_head(self.forward_features(x))
-        return self.forward_head(self.forward_features(x))
 
     @torch.jit.ignore
     def init_weights(self, needs_reset: bool = True) -> None:
@@ -144,11 +127,6 @@ class Features(FeatureGetterNet):
 
     no_weight_decay = Backbone.no_weight_decay
     set_grad_checkpointing = Backbone.set_grad_checkpointing
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """(B, in_chans, H, W) images to maps."""
-        with exported_autocast(x):
-            return super().forward(x)
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:

@@ -437,6 +437,10 @@ class VisionLonghorn(Backbone):
             x = (to_fp32(x).sum([2, 3], keepdim=True) / valid.sum([2, 3], keepdim=True).clamp(min=1)).to(x.dtype)
         return self.head(x, pre_logits=pre_logits)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to (B, num_classes) logits."""
+        return self.forward_head(self.forward_features(x))
+
 
 def checkpoint_filter_fn(
     state_dict: dict[str, Any], model: VisionLonghorn, with_head: bool = True

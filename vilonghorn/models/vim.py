@@ -334,6 +334,10 @@ class VisionSSM(Backbone):
         x = self.head_drop(global_pool_nlc(x, self.global_pool, num_prefix_tokens=1))
         return x if pre_logits else self.head(x)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to (B, num_classes) logits."""
+        return self.forward_head(self.forward_features(x))
+
 
 LONGHORN = ("longhorn", "longhorn_exact")  # rules with the gate of the derivation in `is_from_mamba`
 CHANGES = "of Mamba's rule, B is k, C is q and the step is log(1 / (1 - beta)); A_log is left"
