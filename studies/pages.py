@@ -31,13 +31,13 @@ from vilonghorn.data.atomic_files import atomic_write
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "studies" / "results"
-PLOTS = (("recall", "long"), ("icons", "top1"))  # study and table
 RULES = {  # of outside.json
     "mamba": "Mamba, ours",
     "longhorn": "Longhorn, ours",
     "longhorn_exact": "Longhorn exact, ours",
     "longhorn_exact, eps up to 2": "exact, four heads, eps up to 2, ours",
 }
+FLOAT32, INT8 = ("onnxruntime", "ort"), ("int8", "ort-int8")  # forms of front-128.json
 TEST_TO_TRAIN = 0.2 / 0.7  # photographs of a fold of solar_cells
 STARTS = {"icons": "from the weights of icons", "random": "from random weights"}  # of small_data.json
 MACHINES = {"colours": "SVM of a colour histogram", "pixels": "SVM of the pixels"}
@@ -195,8 +195,10 @@ def by_tiles(name: str, study: str = "million") -> dict[int, tuple[list[float], 
     for tiles in runs[0]["tests"] if runs else ():
         if all(tiles in run["tests"] for run in runs):
             found[int(tiles)] = [run["tests"][tiles]["top1"] for run in runs], runs[0]["tests"][tiles]["images"]
+    known = set(found)
     for row in load("million_streams")["rows"] if study == "million" else ():
-        if (row["kind"], row["candidate"]) == ("accuracy", name) and (len(runs) == 1 or row["tiles"] not in found):
+        wanted = "accuracy", name, runs[0]["rate"]
+        if (row["kind"], row["candidate"], row.get("rate")) == wanted and row["tiles"] not in known:
             values = found.setdefault(row["tiles"], ([], row["images"]))[0]
             values.append(100 * row["right"] / row["images"])
     return found
@@ -356,25 +358,26 @@ def extrapolation_table() -> str:
     return markdown(list(rows.values()))
 
 
+def rival_ms(model: str, *forms: str) -> float:
+    """Milliseconds of one image of 128 px in the fastest of some exported forms, one thread."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "front-128.json").read_text(encoding="utf-8"))["rows"]
+    return min(statistics.median(row["ms"]) for row in rows if row["model"] == model and row["form"] in forms)
+
+
 def rivals_table() -> str:
     """A row for each run of `rivals`, with the time at 128 px of the fastest exported form to that of ours."""
     found, names = report("rivals"), {name: one.model for name, one in report("rivals").plan.candidates.items()}
-    timings = json.loads((ROOT / "benchmarks" / "results" / "front-128.json").read_text(encoding="utf-8"))["rows"]
 
     def times(candidate: str, *forms: str) -> str:
-        ours, theirs = (
-            min(statistics.median(row["ms"]) for row in timings if row["model"] == model and row["form"] in forms)
-            for model in (names[found.plan.reference], names[candidate])
-        )
-        return f"{theirs / ours:.2f}"
+        return f"{rival_ms(names[candidate], *forms) / rival_ms(names[found.plan.reference], *forms):.2f}"
 
     return markdown(
         [
             {
                 "model": found.title(run["candidate"]).partition(",")[0],
                 "parameters": f"{run['parameters'] / 1e6:.1f} M",
-                "time, float32": times(run["candidate"], "onnxruntime", "ort"),
-                "time, int8": times(run["candidate"], "int8", "ort-int8"),
+                "time, float32": times(run["candidate"], *FLOAT32),
+                "time, int8": times(run["candidate"], *INT8),
                 "epochs": str(len(run["curve"])),
                 "rate": f"{run['rate']:g}",
                 "seed": str(run["seed"]),
@@ -384,6 +387,35 @@ def rivals_table() -> str:
             for run in sorted(found.cells, key=lambda run: (list(names).index(run["candidate"]), run["rate"]))
         ]
     )
+
+
+def draw_rivals(folder: Path) -> Path:
+    """Draws `folder/icons-rivals.svg`: test accuracy of each model at its best rate, by the time of one image."""
+    path, found = folder / "icons-rivals.svg", report("rivals")
+    with rc_context({"svg.hashsalt": "vilonghorn", "svg.fonttype": "none", "font.size": 9}):
+        picture = Figure(figsize=(7, 3.6), layout="constrained")
+        axes = picture.add_subplot()
+        for name in found.plan.names("equal_time"):
+            runs = list(best_runs(found.cells, name).values())
+            if not runs:
+                continue
+            top = statistics.fmean(run["tests"]["test"]["top1"] for run in runs)
+            model, colour = found.plan.candidates[name].model, "C0" if name == found.plan.reference else "0.4"
+            times = [rival_ms(model, *forms) for forms in (INT8, FLOAT32)]
+            axes.plot(times, [top, top], color=colour, lw=0.8)
+            axes.plot(times[:1], [top], "o", color=colour, mfc="none")
+            axes.plot(times[1:], [top], "o", color=colour)
+            options = dict(textcoords="offset points", ha="center", color=colour)
+            axes.annotate(found.title(name), (math.prod(times) ** 0.5, top), (0, 6), **options)
+        axes.set(xscale="log", xlabel="milliseconds of one image, one thread (filled: float32, open: int8)")
+        axes.set(ylabel="test top-1, %", title="Icons of 128 px, equal processor time in training")
+        axes.set_xticks(ticks := [0.3, 0.5, 1, 2, 3, 5], [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.margins(x=0.2, y=0.15)
+        axes.grid(alpha=0.3)
+        with atomic_write(path) as file:
+            picture.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return path
 
 
 def larger_table() -> str:
@@ -560,15 +592,18 @@ def small_data_table(methods: dict[str, str]) -> str:
     return markdown(lines)
 
 
+def draw_plots(folder: Path) -> list[Path]:
+    """Draws the plots of the pages."""
+    return [draw(report("icons"), "top1", folder), draw_million(folder), draw_rivals(folder)]
+
+
 def main(argv: Sequence[str] = ()) -> int:
     """Writes the pages and the plots; returns the exit status."""
     if argv:
         sys.exit(__doc__)
     for path, contents in tables().items():
         write_page(path, contents)
-    for study, table in PLOTS:
-        draw(report(study), table, DOCS / "comparison")
-    draw_million(DOCS / "comparison")
+    draw_plots(DOCS / "comparison")
     return 0
 
 
