@@ -66,8 +66,52 @@ def test_a_signal_after_the_renaming_keeps_the_new_files(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(paths, b"new")
 
 
+@pytest.mark.parametrize(
+    "failing, left", [(2, {"a": b"old", "b": b"old"}), (3, {f"a.{os.getpid()}.old": b"old", "b": b"new"})]
+)
+def test_an_error_between_renames_never_puts_the_first_old_file_beside_a_new_one(tmp_path, monkeypatch, failing, left):
+    replaced, replace = [], os.replace
+
+    def fail_once(*paths):
+        replaced.append(paths)
+        if len(replaced) == failing:
+            raise OSError("input/output error")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", fail_once)
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"old")
+    targets = [(tmp_path / name, "wb") for name in "ab"]
+    with pytest.raises(OSError, match="input/output error"), atomic_writes(*targets) as files:
+        for file in files:
+            file.write(b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
+
+
+def test_sigterm_ends_a_forked_process_and_leaves_the_files_of_its_parent(tmp_path):
+    with atomic_write(tmp_path / "a") as file:
+        if not (child := os.fork()):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0) == (child, signal.SIGTERM)
+        file.write(b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_a_handler_of_sigterm_that_is_set_inside_stays(tmp_path):
+    def handler(*_):
+        raise InterruptedError
+
+    with atomic_write(tmp_path / "a"):
+        signal.signal(signal.SIGTERM, handler)
+    found = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert found == handler
+
+
 def test_sigterm_has_its_own_handler_again_after_the_block(tmp_path):
-    for handler in (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None):
+    for handler in (signal.SIG_IGN, lambda *_: None, signal.SIG_DFL):  # the last one stays for other tests
         signal.signal(signal.SIGTERM, handler)
         with atomic_write(tmp_path / "a"):
             assert (signal.getsignal(signal.SIGTERM) == handler) == (handler != signal.SIG_DFL)

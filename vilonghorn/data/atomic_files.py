@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, Literal
 
 try:
@@ -23,22 +24,35 @@ UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOT
 
 @contextmanager
 def exits_on_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM raises SystemExit, so that blocks end and remove their files, unless it has another handler."""
+    """Inside, SIGTERM raises SystemExit, so that blocks end and remove their files, unless it has another handler.
+
+    Processes that are forked inside end at once, as without it. A handler that is set inside stays.
+    """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield  # only the main thread can set a handler
         return
-    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    process = os.getpid()
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            sys.exit(128 + signum)
+        signal.signal(signum, signal.SIG_DFL)  # a fork: the files are not its own
+        os.kill(os.getpid(), signum)
+
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
 def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO[Any]]]:
     """As `atomic_write`, for several files of one folder: all are on the disk before the first is renamed.
 
-    The first is renamed last. Meanwhile, and after a kill, its old version is `NAME.PID.old`: never beside new others.
+    The first is renamed last. Meanwhile, and after a kill or an error in between, its old version is `NAME.PID.old`:
+    never beside new others.
     """
     paths = [path for path, _ in targets]
     for path in paths:
@@ -63,9 +77,10 @@ def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO
                     os.replace(partial, path)
                 sync_folder(paths[0].parent)
         finally:
-            if old.exists() and not paths[0].exists():
+            unchanged = all(partial.exists() for partial in partials)  # no new file is in its place
+            if unchanged and old.exists() and not paths[0].exists():
                 os.replace(old, paths[0])
-            for leftover in (*partials, old):
+            for leftover in (*partials, *[old] * paths[0].exists()):
                 leftover.unlink(missing_ok=True)
 
 
