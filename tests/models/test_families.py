@@ -99,6 +99,12 @@ def test_a_model_has_the_image_size_of_its_tag_or_the_one_given(name):
     assert timm.create_model(name, device="meta", img_size=32).grid_size() == model.grid_size(32)
 
 
+@pytest.mark.parametrize("name", ["vim_nano", "vilonghornv2_nano.icons480"])
+def test_a_configuration_without_an_image_size_leaves_the_size_of_the_model(name):
+    model = timm.create_model(name, device="meta", pretrained_cfg_overlay=dict(input_size=None))
+    assert model.grid_size() == model.grid_size(224)
+
+
 @pytest.mark.parametrize("name", ["vilonghorn_tiny", "vim_nano"])
 def test_pretrained_is_refused_while_there_is_nothing_to_load(name):
     with pytest.raises(RuntimeError, match=f"no pretrained weights for {name}"):

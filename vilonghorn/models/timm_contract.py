@@ -170,7 +170,8 @@ def build_backbone(
     if unknown := kwargs.keys() - own - timms - {"features_only", "out_indices" if is_extractor else ""}:
         raise TypeError(f"{variant} has no argument {', '.join(sorted(unknown))}, expected some of {', '.join(own)}")
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
-    kwargs.setdefault("img_size", cfg.input_size[-2:])  # timm does this for models with fixed_input_size only
+    if cfg.input_size:  # timm does this for models with fixed_input_size only
+        kwargs.setdefault("img_size", cfg.input_size[-2:])
     if pretrained:
         if not (cfg.has_weights or cfg.state_dict):
             remedy = "pretrained=False for random ones, or name your file with pretrained_cfg_overlay=dict(file=...)"
