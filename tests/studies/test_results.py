@@ -91,6 +91,14 @@ def test_the_committed_pages_have_the_tables_of_the_committed_results(pages):
         assert path.read_text(encoding="utf-8") == filled(path, contents), f"{path}: {REMEDY}"
 
 
+def test_the_ratios_in_the_text_on_recall_are_those_of_its_table_of_costs(pages):
+    text = (pages.DOCS / "comparison" / "recall.md").read_text(encoding="utf-8")
+    exact, attention = ([pages.costs(name, key) for key in ("seconds", "mb")] for name in ("exact", "log_scaled"))
+    time, memory = (long[2**16] / short[2**16] for long, short in zip(attention, exact))
+    assert f"takes {time:.0f} times the time and {memory:.0f} times the memory" in text
+    assert f"memory grows {exact[1][2**20] / exact[1][2**10]:.1f}-fold from 1,024 tiles to a million" in text
+
+
 def test_the_committed_plots_are_made_of_the_committed_results(pages, tmp_path):
     """Compares texts only, as the paths depend on the version of matplotlib."""
     folder, again = pages.DOCS / "comparison", tmp_path / "again"
