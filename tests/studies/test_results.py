@@ -96,7 +96,8 @@ def test_the_ratios_in_the_text_on_recall_are_those_of_its_table_of_costs(pages)
     exact, attention = ([pages.costs(name, key) for key in ("seconds", "mb")] for name in ("exact", "log_scaled"))
     time, memory = (long[2**16] / short[2**16] for long, short in zip(attention, exact))
     assert f"takes {time:.0f} times the time and {memory:.0f} times the memory" in text
-    assert f"memory grows {exact[1][2**20] / exact[1][2**10]:.1f}-fold from 1,024 tiles to a million" in text
+    assert "memory more than doubles from 1,024 tiles to a million" in text
+    assert 2 < exact[1][2**20] / exact[1][2**10] < 3
 
 
 def test_the_committed_plots_are_made_of_the_committed_results(pages, tmp_path):
