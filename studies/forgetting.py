@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -96,6 +97,16 @@ def read_keys(model: VisionSSM) -> dict[int, Tensor]:
     return found
 
 
+def measure_shares(model: VisionSSM, keys: dict[int, Tensor], commons: dict[int, Tensor]) -> list[dict[str, Any]]:
+    """Quantiles of the share of a key beside the common direction, a row for each block and direction."""
+    rows = []
+    for number, mixer in enumerate(address(block.mixer) for block in model.blocks):
+        for g, share in enumerate(split(keys[mixer], commons[mixer])[1]):
+            quantiles = torch.quantile(share.flatten(), torch.tensor(SHARES)).tolist()
+            rows.append({"block": number, "direction": g, "share": [float(f"{q:.2g}") for q in quantiles]})
+    return rows
+
+
 def main() -> None:
     """Writes the results."""
     torch.set_num_threads(1)
@@ -113,14 +124,8 @@ def main() -> None:
             model = load_run(run_directory(RUNS, Cell("million", name, cell["rate"], seed)), "last")[0]
             keys = read_keys(model)
             commons = {mixer: principal(k) for mixer, k in keys.items()}
-            if run not in [{key: share[key] for key in run} for share in shares]:
-                for number, block in enumerate(model.blocks):
-                    mixer = address(block.mixer)
-                    for g, share in enumerate(split(keys[mixer], commons[mixer])[1]):
-                        quantiles = torch.quantile(share.flatten(), torch.tensor(SHARES)).tolist()
-                        rounded = [float(f"{q:.2g}") for q in quantiles]
-                        shares.append({**run, "block": number, "direction": g, "share": rounded})
-                        print(shares[-1], flush=True)
+            if not any(run.items() <= row.items() for row in shares):
+                shares += [run | row for row in measure_shares(model, keys, commons)]
             for tiles, threshold, count in missing:
                 start = time.monotonic()
                 with changed_keys(without_small(commons, threshold)):

@@ -63,9 +63,8 @@ def in_pieces(
     def tiles(start: int, stop: int) -> Tensor:
         return normalize(torch.stack([torch.from_numpy(task.pixels(layout, start, stop)) for layout in layouts]))
 
-    return mixers.stream(model, tiles, task.grid**2, piece, together), torch.tensor(
-        [layout.label for layout in layouts]
-    )
+    labels = torch.tensor([layout.label for layout in layouts])
+    return mixers.stream(model, tiles, task.grid**2, piece, together), labels
 
 
 @torch.inference_mode()

@@ -24,10 +24,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from million import best_runs
 from study.results import Interval, Report, interval, read_report
-from study.tables import NONE, difference, differences, draw, score, scores
+from study.tables import NONE, difference, differences, draw, save_svg, score, scores
 
 from page_tables import markdown, write_page  # isort: skip  (study puts benchmarks/ on the path)
-from vilonghorn.data.atomic_files import atomic_write
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "studies" / "results"
@@ -294,7 +293,7 @@ def draw_million(folder: Path) -> Path:
     """Draws `folder/recall-million.svg`: accuracy, time and memory of each mixer by the number of tiles."""
     path = folder / "recall-million.svg"
     found = report("million")
-    with rc_context({"svg.hashsalt": "vilonghorn", "svg.fonttype": "none", "font.size": 9}):
+    with rc_context({"font.size": 9}):
         picture = Figure(figsize=(7, 7.6), layout="constrained")
         axes_of = picture.subplot_mosaic([["top", "top"], ["left", "right"]], height_ratios=[4, 3])
         top, left, right = (axes_of[place] for place in ("top", "left", "right"))
@@ -322,9 +321,7 @@ def draw_million(folder: Path) -> Path:
             axes.set_xlabel("tiles of the image")
         picture.suptitle("Recall among distractors, trained on 16 tiles (dots: a guess)", fontsize=12)
         picture.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        with atomic_write(path) as file:
-            picture.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return path
+        return save_svg(picture, path)
 
 
 def recurrence_table() -> str:
@@ -358,6 +355,7 @@ def extrapolation_table() -> str:
     return markdown(list(rows.values()))
 
 
+@cache
 def rival_ms(model: str, *forms: str) -> float:
     """Milliseconds of one image of 128 px in the fastest of some exported forms, one thread."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "front-128.json").read_text(encoding="utf-8"))["rows"]
@@ -392,7 +390,7 @@ def rivals_table() -> str:
 def draw_rivals(folder: Path) -> Path:
     """Draws `folder/icons-rivals.svg`: test accuracy of each model at its best rate, by the time of one image."""
     path, found = folder / "icons-rivals.svg", report("rivals")
-    with rc_context({"svg.hashsalt": "vilonghorn", "svg.fonttype": "none", "font.size": 9}):
+    with rc_context({"font.size": 9}):
         picture = Figure(figsize=(7, 3.6), layout="constrained")
         axes = picture.add_subplot()
         for name in found.plan.names("equal_time"):
@@ -413,9 +411,7 @@ def draw_rivals(folder: Path) -> Path:
         axes.minorticks_off()
         axes.margins(x=0.2, y=0.15)
         axes.grid(alpha=0.3)
-        with atomic_write(path) as file:
-            picture.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return path
+        return save_svg(picture, path)
 
 
 def larger_table() -> str:

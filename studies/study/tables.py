@@ -145,9 +145,13 @@ def rates(report: Report) -> str:
 
 def draw(report: Report, table: str, folder: Path) -> Path:
     """Draws the plot of a table as `folder/STUDY-TABLE.svg`, equal files for equal results; returns the file."""
-    path = folder / f"{report.study}-{table}.svg"
+    return save_svg(figure(report, table), folder / f"{report.study}-{table}.svg")
+
+
+def save_svg(picture: Figure, path: Path) -> Path:
+    """Writes a figure as SVG, its text as text, and returns the file; figures that are equal give equal files."""
     with rc_context({"svg.hashsalt": "vilonghorn", "svg.fonttype": "none"}), atomic_write(path) as file:
-        figure(report, table).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        picture.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return path
 
 

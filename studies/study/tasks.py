@@ -353,7 +353,8 @@ class SolarCells(ImageFiles):
         rows = sorted((probability, kind, file) for file, probability, kind in map(str.split, lines))
         if repetition:
             order = np.random.default_rng(repetition).permutation(len(rows))
-            rows = [row for _, row in sorted(zip(order, rows), key=lambda pair: (*pair[1][:2], pair[0]))]
+            rows = [row for _, row in sorted(zip(order, rows))]
+            rows.sort(key=lambda row: row[:2])  # stable
         chosen = [row for i, row in enumerate(rows) if (i % 5 == fold) == (self.split == "test")]
         if self.split != "test":
             chosen = [row for i, row in enumerate(chosen) if (i % 8 == 7) == (self.split == "val")]

@@ -80,7 +80,7 @@ def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO
             unchanged = all(partial.exists() for partial in partials)  # no new file is in its place
             if unchanged and old.exists() and not paths[0].exists():
                 os.replace(old, paths[0])
-            for leftover in (*partials, *[old] * paths[0].exists()):
+            for leftover in [*partials, old] if paths[0].exists() else partials:
                 leftover.unlink(missing_ok=True)
 
 
