@@ -300,7 +300,7 @@ def main(argv: Sequence[str]) -> int:
     """Measures, or writes files; returns 1 if a model failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add, numbers, names = parser.add_argument, dict(type=PositiveInt, nargs="+"), [OURS[0], *RIVALS]
-    add("--models", nargs="+", choices=[*OURS, *RIVALS], default=names, metavar="MODEL", help="default: %(default)s")
+    add("--models", nargs="+", default=names, metavar="MODEL", help="of timm, and LSNet, RepNeXt (default: %(default)s)")
     add("--sizes", **numbers, default=[224, 512, 1024], help="pixels of a side (default: %(default)s)")
     add("--batches", **numbers, default=[1], help="images at once (default: %(default)s)")
     add("--threads", **numbers, default=[1, 2], help="threads of a process (default: %(default)s)")
@@ -313,6 +313,8 @@ def main(argv: Sequence[str]) -> int:
     for folder in (options.code, options.files, options.json.parent):
         if folder and not folder.is_dir():
             parser.error(f"there is no folder {folder}: make it, give another, or run this in the root of a checkout")
+    if unknown := [m for m in options.models if m not in CODE and not timm.is_model(m)]:
+        parser.error(f"no model {', '.join(unknown)}: see timm.list_models(), or take {' '.join(CODE)}")
     lacking = [m for m in CODE if m in options.models and not code_file(m, options.code or Path()).is_file()]
     if lacking:
         clones = " and ".join(dict.fromkeys(" at commit ".join(CODE[m].split("/tree/")) for m in lacking))

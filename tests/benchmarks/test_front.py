@@ -109,6 +109,7 @@ def test_lsnets_operator_weighs_the_neighbours_of_each_pixel(front):
             ["--models", "lsnet_t", "--code", "."],
             "no code of lsnet_t: clone https://github.com/jameslahm/lsnet at commit",
         ),
+        (["--models", SMALL, "repvit"], "no model repvit: see timm.list_models(), or take repnext_m1"),
         (["--models", SMALL, "--forms", "ort"], "--forms ort are of vilonghornv2_tiny and vilonghorn_tiny only"),
     ],
 )
