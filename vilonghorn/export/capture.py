@@ -52,7 +52,7 @@ def capture(
 ) -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
-    With `keep_native`, blocks and scans are operators of this library, else of torch. `precision` is one of PRECISIONS.
+    With `keep_native`, layers are operators of `ort_library` for ONNX, else of torch. `precision` is one of PRECISIONS.
     With scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime. A `fixed` graph is
     for one image of the model's size, and a scan of the exact rule with heads is no loop in it.
 

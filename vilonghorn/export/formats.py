@@ -20,7 +20,7 @@ from ..data.image_file import printable
 from . import run_exported
 from .coreml_file import check_coreml, read_coreml, write_coreml
 from .native import ort_library
-from .onnx_file import read_onnx, write_onnx, write_ort
+from .onnx_file import read_onnx, write_onnx
 from .openvino_file import read_openvino, write_openvino
 from .precision import PRECISIONS
 
@@ -107,7 +107,7 @@ COREML = dict(read=read_coreml, load=run_exported.load_coreml, packages=("coreml
 COREML |= dict(rounding=("fp16",), files=lambda path: [*path.rglob("*")], package=True, check=check_coreml)
 FORMATS = {
     "onnx": Format("ONNX", ".onnx", "onnxruntime, or another runtime of ONNX", write_onnx, **ONNX),
-    "ort": Format("ONNX with operators of vilonghorn", ".ort.onnx", ORT_NEEDS, write_ort, **ORT),
+    "ort": Format("ONNX with operators of vilonghorn", ".ort.onnx", ORT_NEEDS, write_onnx, **ORT),
     "pt2": Format("torch.export", ".pt2", "torch", write_pt2, read_pt2, run_exported.load_pt2),
     "openvino": Format("OpenVINO", ".xml", "openvino, and the .bin file beside it", write_openvino, **OPENVINO),
     "coreml": Format("Core ML", ".mlpackage", "macOS 13, iOS 16 or later", write_coreml, **COREML),

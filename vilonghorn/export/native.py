@@ -13,11 +13,9 @@ from ..layers import Block, Mixer, RMSNorm, fast_block
 from ..layers.exportable import ExportableMixer, replace_classes
 from ..models.vilonghornv2 import ConvStem, Downsample, Stage
 from ..ops._torch import is_unchanged
-from ..ops.arguments import BlockArguments, ScanArguments, named_tensors, tensors, unflatten
+from ..ops.arguments import BlockArguments, ScanArguments, named_tensors, tensors
 from ..ops.backends import cpu
 from ..ops.backends.bindings import BLOCK_WEIGHTS
-from ..ops.block import run_block
-from ..ops.scan import scan
 from .precision import quantize
 
 DOMAIN = "vilonghorn"
@@ -43,7 +41,7 @@ class NativeBlock(Block):
 
     def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """As `Block.forward`."""
-        return run_block(fast_block.block_arguments(self, x, grid, False))
+        return _block_node(fast_block.block_arguments(self, x, grid, False), x)
 
 
 class NativeStage(Stage):
@@ -97,14 +95,16 @@ class NativePool(nn.AdaptiveAvgPool2d):
         return x.mean(-1, keepdim=True).mean(-2, keepdim=True)
 
 
-class NativeMixer(ExportableMixer):
-    """A mixer whose scan is one operator in the exported graph."""
+class NativeNorm(RMSNorm):
+    """A norm that is one operator in the exported graph."""
 
-    scan_function = staticmethod(lambda args: scan(**args._replace(backend=cpu.NAME)._asdict()))
+    def forward(self, x: Tensor) -> Tensor:
+        """As `RMSNorm.forward`."""
+        return _symbolic("Norm", (x, self.weight), x.shape, eps=self.eps)
 
 
 def use_operators(model: nn.Module) -> nn.Module:
-    """Replaces the classes of layers in a model, in place, and returns it. A norm is an operator already."""
+    """Replaces the classes of layers in a model, in place, and returns it: it can be captured, but not run."""
     for module in model.modules():
         parts = dict(module.named_children())
         if type(module) is Block and fast_block.is_one_operator(module):
@@ -117,12 +117,12 @@ def use_operators(model: nn.Module) -> nn.Module:
         elif type(module) is nn.AdaptiveAvgPool2d and module.output_size == 1:
             module.__class__ = NativePool
     for module in model.modules():
-        if type(module) is Stage and all(type(block) is NativeBlock for block in module.blocks):
+        if type(module) is Stage and all(is_unchanged(block, NativeBlock) for block in module.blocks):
             module.__class__ = NativeStage
     head = getattr(model, "get_classifier", lambda: None)()
     if head is not None and is_unchanged(head, nn.Linear):
         head.__class__ = NativeLinear
-    return replace_classes(model, {Mixer: NativeMixer})
+    return replace_classes(model, {Mixer: NativeMixer, RMSNorm: NativeNorm})
 
 
 def _are_unchanged(parts: dict[str, nn.Module], **kinds: type) -> bool:
@@ -148,11 +148,6 @@ def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], 
     return torch.onnx.ops.symbolic(f"{DOMAIN}::{op}", inputs, attrs, **options)
 
 
-def _block(*flat: Any) -> tuple[Tensor, ...]:
-    block = unflatten(BlockArguments, flat)
-    return _block_node(block, block.x), *(block.x.new_empty(0) for _ in range(5))
-
-
 def _block_node(block: BlockArguments, x: Tensor) -> Tensor:
     """The operator of a block on tokens x, or on a map, whose own sides are those of the grid."""
     options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, mlp_eps=block.mlp_eps)
@@ -170,17 +165,15 @@ def _linear(x: Tensor, layer: nn.Module, shape: Sequence[int], merge: int = 1, n
     return _symbolic("Linear", inputs, (*shape, layer.out_features), merge=merge, eps=eps)
 
 
-def _scan(*flat: Any) -> tuple[Tensor, ...]:
-    scan = unflatten(ScanArguments, flat)
+def _scan(scan: ScanArguments) -> Tensor:
     options = dict(rule=scan.rule, reverse=list(scan.reverse), mean=int(scan.reduce == "mean"))
-    if scan.initial_state is not None or scan.return_state:
-        raise NotImplementedError("files for onnxruntime with --to ort have no operator of a scan with a carried state")
-    y = _symbolic("Scan", tuple(tensors(scan)[:-1]), scan.output_shape, **options)
-    return y, scan.x.new_empty(0), scan.x.new_empty(0)
+    return _symbolic("Scan", tuple(tensors(scan)[:-1]), scan.output_shape, **options)  # without an initial state
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:  # the default of the operator
-    return _symbolic("Norm", (x, weight), x.shape, eps=eps)
+class NativeMixer(ExportableMixer):
+    """A mixer whose scan is one operator in the exported graph."""
+
+    scan_function = staticmethod(_scan)
 
 
 INT8 = dict(Block=("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj"), Linear=("weight",), Stem=("weight2",))
@@ -212,8 +205,3 @@ def use_int8(graph: Any) -> None:
         arguments = [DOMAIN, f"{node.op_type}Int8", [*inputs.values(), *scales], node.attributes.values()]
         new = onnx_ir.Node(*arguments, num_outputs=1)
         onnx_ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
-
-
-# For `ExportedProgram.run_decompositions`: writes operators for onnxruntime.
-_OPS = torch.ops.vilonghorn
-SYMBOLS = {_OPS.block.default: _block, _OPS.scan.default: _scan, _OPS.rms_norm.default: _norm}

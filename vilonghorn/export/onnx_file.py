@@ -40,11 +40,6 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
     onnx.save(path, external_data=False)
 
 
-def write_ort(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
-    """Writes an ONNX file whose blocks are operators of `native.ort_library()`."""
-    write_onnx(program.run_decompositions(native.SYMBOLS), path, metadata)
-
-
 def read_onnx(path: Path) -> dict[str, str]:
     """The metadata of a file, and its opset."""
     import onnx
