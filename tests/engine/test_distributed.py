@@ -21,6 +21,7 @@ from rank_run import (
     train_without_reader,
 )
 
+from vilonghorn.cli.train import train as train_command
 from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
@@ -120,6 +121,10 @@ def test_a_signal_to_one_process_saves_and_stops_all(options, tmp_path):
     assert ended(processes) == [128 + signal.SIGUSR1] * SIZE
     progress = load_state(tmp_path / "last.pt")["progress"]
     assert progress["epoch"] == 1 or progress["batch"] >= 4 * SIZE
+
+
+def test_a_dry_run_of_two_processes_reads_the_data_in_both(options, tmp_path):
+    assert ended(start_ranks(2, train_command, [*options, f"--run.dir={tmp_path}/run", "--dry-run"])) == [0, 0]
 
 
 def test_a_process_that_cannot_start_ends_the_others(options, tmp_path):

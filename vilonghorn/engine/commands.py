@@ -58,9 +58,8 @@ def print_results(config: Config, result: dict[str, Any]) -> None:
 
 
 def print_cost(config: Config, options: Namespace) -> None:
-    """Prints the updates, memory and time of a run (--dry-run)."""
-    if Distributed().is_main:
-        print(dry_run(config, options.processes, options.train_images))
+    """Prints the updates, memory and time of a run (--dry-run), which all processes measure."""
+    Distributed().print(dry_run(config, options.processes, options.train_images))
 
 
 def print_evaluation(config: Config, options: Namespace) -> None:

@@ -17,7 +17,7 @@ SECONDS = 5.0  # shortest duration of the speed measurement, after the warm-up
 
 
 def dry_run(config: Config, processes: int | None = None, train_images: int | None = None) -> str:
-    """Builds the model of a run and makes some updates on noise. Returns its cost as text.
+    """Builds the model of a run and makes some updates on noise. Returns its cost as text; call it in every process.
 
     `processes` None: those of torchrun, or one for each GPU, or one on a CPU. `train_images`, with `model.num_classes`,
     is in place of the data; None: the data is read.
@@ -25,7 +25,7 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
     dist, device = Distributed(), pick_device(config.run.device)
     if processes is None:
         processes = max(dist.world_size, torch.cuda.device_count() if device.type == "cuda" else 1)
-    dist.world_size = 1  # measured here, without the others
+    dist.world_size = 1  # each process makes updates of its own
     images, size = train_images, config.data.batch_size
     classes = config.model.num_classes if config.task.labelled else 0
     if images is None or classes is None:
