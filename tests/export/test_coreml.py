@@ -73,7 +73,7 @@ def test_maps_have_names_and_a_program_that_differs_is_thrown_away(small, tmp_pa
     changed = lambda self, inputs: {name: 2 * value for name, value in run(self, inputs).items()}  # noqa: E731
     monkeypatch.setattr(RunInTorch, "predict", changed)
     with pytest.raises(VerificationError, match="differs from the model by"):
-        verify.verify(model, "coreml", tmp_path / "maps.mlpackage", batches=(1,), fixed=True)
+        verify.verify(model, "coreml", tmp_path / "maps.mlpackage", [(1, 3, 32, 32)])
 
 
 def test_the_command_says_that_nothing_was_run_and_what_a_file_is(tmp_path, monkeypatch, capsys, caplog):

@@ -37,16 +37,6 @@ def min_grid(model: nn.Module) -> int:
     return 1 + max(level["reduction"] for level in backbone(model).feature_info) // max(backbone(model).patches()[0])
 
 
-def compared_sizes(model: nn.Module) -> list[tuple[int, int, int]]:
-    """Channels, height and width of the images by which a file is compared with its model."""
-    if not has_backbone(model):
-        return [model.pretrained_cfg["input_size"]]  # type: ignore[index, list-item]
-    least, net = min_grid(model), backbone(model)
-    rows, columns = (max(least, side) for side in net.grid_size())
-    grids = (rows, columns), (max(least, 3 * rows // 4), columns + 3)
-    return [(net.in_chans, *net.image_size(*grid)) for grid in grids]
-
-
 def capture(
     model: nn.Module, keep_native: bool = False, precision: str = "fp32", scan: str = "standard", fixed: bool = False
 ) -> ExportedProgram:
@@ -61,13 +51,13 @@ def capture(
     """
     if not has_backbone(model):
         return _capture_other(model, fixed)
-    least, dims = min_grid(model), {0: Dim("batch", min=1)}
-    for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *backbone(model).patches()):
+    net, least, dims = backbone(model), min_grid(model), {0: Dim("batch", min=1)}
+    for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *net.patches()):
         size = Dim(name, min=least)
         size = size * step if step > 1 else size
         dims[dim] = size + (patch - step) if patch > step else size
     # Primes, because Inductor fixes a size that equals another one, as 64 pixels do 64 channels.
-    images = torch.zeros(2, backbone(model).in_chans, *backbone(model).image_size(max(least, 11), max(least, 13)))
+    images = torch.zeros(2, net.in_chans, *net.image_size(max(least, 11), max(least, 13)))
     use = native.use_operators if keep_native else use_attention if scan == "attention" else make_exportable
     module = use(copy.deepcopy(model))
     if precision != "fp32":
@@ -75,7 +65,8 @@ def capture(
         module = ShortWeights(module, precision, in_int8)
     with torch.no_grad():
         if fixed:
-            return torch.export.export(module, (torch.zeros(1, *compared_sizes(model)[0]),), strict=False)
+            images = torch.zeros(1, net.in_chans, *net.image_size(*net.grid_size()))
+            return torch.export.export(module, (images,), strict=False)
         return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
 
 
@@ -98,10 +89,16 @@ def input_shape(program: ExportedProgram) -> torch.Size:
     return next(node for node in program.graph.nodes if node.name == name).meta["val"].shape
 
 
-def batch_sizes(program: ExportedProgram) -> tuple[int, ...]:
-    """Numbers of images by which a file is compared with its model."""
-    count = input_shape(program)[0]
-    return (count,) if isinstance(count, int) else BATCH_SIZES
+def compared_shapes(model: nn.Module, program: ExportedProgram) -> list[tuple[int, ...]]:
+    """Shapes of images by which a file is compared with its model: of its own size, and of a wider one if it may be."""
+    count, channels, *size = input_shape(program)
+    sizes = [size]
+    if not all(isinstance(side, int) for side in size):
+        least, net = min_grid(model), backbone(model)
+        rows, columns = (max(least, side) for side in net.grid_size())
+        sizes = [net.image_size(rows, columns), net.image_size(max(least, 3 * rows // 4), columns + 3)]
+    counts = (count,) if isinstance(count, int) else BATCH_SIZES
+    return [(count, channels, *size) for size in sizes for count in counts]
 
 
 def describe(model: nn.Module, precision: str = "fp32", scan: str = "standard") -> dict[str, str]:

@@ -8,10 +8,11 @@ INPUTS and OUTPUTS are lists of tensors, saved by torch. LIBRARY has the operato
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,11 +30,7 @@ def load_onnx(path: str | Path, library: str | Path | None = None) -> Runner:
         options.register_custom_ops_library(str(library))
     session = onnxruntime.InferenceSession(Path(path).read_bytes(), options, providers=["CPUExecutionProvider"])
 
-    def run(images: Tensor) -> Tensor | list[Tensor]:
-        outputs = [torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()})]
-        return outputs if len(outputs) > 1 else outputs[0]
-
-    return run
+    return lambda images: _tensors(session.run(None, {"images": images.numpy()}))
 
 
 def load_pt2(path: str | Path) -> Runner:
@@ -55,11 +52,7 @@ def load_openvino(path: str | Path) -> Runner:
     options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     compiled = openvino.compile_model(model, "CPU", options)
 
-    def run(images: Tensor) -> Tensor | list[Tensor]:
-        outputs = [torch.from_numpy(output.copy()) for output in compiled(images.numpy()).values()]
-        return outputs if len(outputs) > 1 else outputs[0]
-
-    return run
+    return lambda images: _tensors(output.copy() for output in compiled(images.numpy()).values())
 
 
 def load_coreml(path: str | Path) -> Runner:
@@ -78,10 +71,14 @@ def load_coreml(path: str | Path) -> Runner:
         found = model.predict({"images": Image.fromarray(pixels)})
         if classes:
             return torch.tensor([[found["classLabel_probs"][name] for name in classes]])
-        outputs = [torch.from_numpy(found[name]) for name in names]
-        return outputs if len(outputs) > 1 else outputs[0]
+        return _tensors(found[name] for name in names)
 
     return run
+
+
+def _tensors(arrays: Iterable[Any]) -> Tensor | list[Tensor]:
+    outputs = [torch.from_numpy(array) for array in arrays]
+    return outputs if len(outputs) > 1 else outputs[0]
 
 
 if __name__ == "__main__":

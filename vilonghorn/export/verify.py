@@ -17,9 +17,9 @@ from ..data.image_file import printable
 from ..layers import Mixer
 from . import run_exported
 from .attention import RULE, SCANS, check_runtime
-from .capture import BATCH_SIZES, batch_sizes, capture, compared_sizes, describe, has_backbone
+from .capture import capture, compared_shapes, describe, has_backbone
 from .formats import FORMATS, make_script
-from .precision import PRECISIONS, round_weights
+from .precision import round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
 ROUNDING_TOLERANCE = 0.1  # where the inputs of layers are rounded too
@@ -56,9 +56,8 @@ def export(
             `check_coreml`.
         ImportError: scan "attention", and onnxruntime is too old for it.
     """
-    if kind not in FORMATS or precision not in PRECISIONS:
-        expected = f"expected one of {[*FORMATS]} and of {PRECISIONS}"
-        raise ValueError(f"kind is {kind!r} and precision {precision!r}, {expected}")
+    if kind not in FORMATS:
+        raise ValueError(f"kind is {kind!r}, expected one of {', '.join(FORMATS)}")
     form, path = FORMATS[kind], Path(path)
     if torch.is_autocast_enabled("cpu"):
         raise ValueError("torch.autocast is on, but a file computes in float32: call export outside of its block")
@@ -93,27 +92,24 @@ def export(
         where = "a process without vilonghorn" if form.runs_here else "torch, before its conversion: no runtime here"
         logger.info("checking the file in %s", where)
         graph = None if form.runs_here else program.module()
-        return verify(model, kind, file, tolerance, batch_sizes(program), fixed, graph)
+        return verify(model, kind, file, compared_shapes(model, program), tolerance, graph)
 
 
 def verify(
     model: nn.Module,
     kind: str,
     path: Path,
+    shapes: Sequence[tuple[int, ...]],
     tolerance: float = TOLERANCE,
-    batches: Sequence[int] = BATCH_SIZES,
-    fixed: bool = False,
     graph: Callable[[Tensor], Any] | None = None,
 ) -> Errors:
-    """Compares a file with the model, in a process that cannot import this library.
+    """Compares a file with the model on random images of `shapes`, in a process that cannot import this library.
 
-    The images have the model's own size and, unless `fixed`, a wider one, in `batches`; a `graph` is called in place of
-    the file. Raises VerificationError if the file does not run, or an error is not below `tolerance`.
+    A `graph` is called in place of the file. Raises VerificationError if the file does not run, or an error is not
+    below `tolerance`.
     """
-    generator = torch.Generator().manual_seed(0)
-    sizes, form, inputs = compared_sizes(model)[: 1 if fixed else None], FORMATS[kind], BytesIO()
-    images = [torch.randn(b, *size, generator=generator) for size in sizes for b in batches]
-    expected = model
+    generator, form, inputs, expected = torch.Generator().manual_seed(0), FORMATS[kind], BytesIO(), model
+    images = [torch.randn(shape, generator=generator) for shape in shapes]
     if form.package:
         about = {name: json.loads(value) for name, value in describe(model).items()}
         mean, std = (torch.tensor(about["preprocessing"][name])[:, None, None] for name in ("mean", "std"))
