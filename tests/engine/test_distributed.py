@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rank_run import (
+    dry_run,
     ended,
     some_digits,
     start_ranks,
@@ -21,7 +22,6 @@ from rank_run import (
     train_without_reader,
 )
 
-from vilonghorn.cli.train import train as train_command
 from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
@@ -123,8 +123,10 @@ def test_a_signal_to_one_process_saves_and_stops_all(options, tmp_path):
     assert progress["epoch"] == 1 or progress["batch"] >= 4 * SIZE
 
 
-def test_a_dry_run_of_two_processes_reads_the_data_in_both(options, tmp_path):
-    assert ended(start_ranks(2, train_command, [*options, f"--run.dir={tmp_path}/run", "--dry-run"])) == [0, 0]
+def test_a_dry_run_of_two_processes_reads_the_data_in_both_whatever_their_caches_have(options, tmp_path):
+    options = [*options, f"--run.dir={tmp_path}/run"]
+    assert ended(start_ranks(2, dry_run, options)) == [0, 0]
+    assert ended(start_ranks(2, dry_run, options, cache=f"{tmp_path}/empty")) == [0, 0]
 
 
 def test_a_process_that_cannot_start_ends_the_others(options, tmp_path):

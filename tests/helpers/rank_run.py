@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vilonghorn.cli.train import train as train_command
 from vilonghorn.data.digits import every_fifth, load_digits
 from vilonghorn.engine import Trainer, build_parser, parse, report
 from vilonghorn.engine.checkpoint import RunDirectory
@@ -114,6 +115,13 @@ def train_with_other_data(options: list[str]) -> None:
     if os.environ["RANK"] == "1":
         options = [*options, "--data.val=nowhere"]
     train_to_status(options)
+
+
+def dry_run(options: list[str], cache: str | None = None) -> None:
+    """A dry run, where the last process has another cache of opened images, if one is given."""
+    if cache and os.environ["RANK"] == "1":
+        os.environ["XDG_CACHE_HOME"] = cache
+    train_command([*options, "--dry-run"])
 
 
 def train_to_file(options: list[str]) -> None:

@@ -21,8 +21,6 @@ from .threads import available_cpus, in_order
 
 DIGEST = 16  # bytes
 
-Found = list[tuple[int, bytes, str]]  # position, digest and problem of images
-
 
 def cache_folder() -> Path:
     """Where findings are kept: `$XDG_CACHE_HOME/vilonghorn/images`; without the variable in `~/.cache`."""
@@ -47,29 +45,20 @@ class ImageCheck:
         if os.path.isfile(self._file):  # False where the folder is of another user
             self._recall()
 
-    def open(self, rank: int = 0, world_size: int = 1) -> Found:
+    def open(self, rank: int = 0, world_size: int = 1) -> None:
         """Opens those that were not opened yet, or the part of a process; process 0 shows its progress.
 
         If the disk or the memory fails (OSError), and after Ctrl+C, the cache keeps what was found up to then.
         """
-        positions = np.flatnonzero(self.problems == None)[rank::world_size].tolist()  # noqa: E711 (elementwise)
-        found: Found = []
+        positions = [i for i in range(rank, len(self.names), world_size) if self.problems[i] is None]
         bar = {"desc": f"opening {self.folder.path}", "unit": "img", "disable": bool(rank) or not positions}
         try:
             with closing(in_order(self._open_one, positions, available_cpus())) as results:
-                for result in tqdm(results, total=len(positions), **bar):
-                    found.append(result)
+                for _ in tqdm(results, total=len(positions), **bar):
+                    pass
         finally:
-            self.add(found)
-            if found and not rank:
+            if positions and not rank:
                 self.keep()
-        return found
-
-    def add(self, found: Found) -> None:
-        """Adds what another process has found."""
-        for position, digest, problem in found:
-            self.digests[position] = np.frombuffer(digest, np.uint8)
-            self.problems[position] = problem
 
     def keep(self) -> None:
         """Writes the findings to the cache. Warns if that is not possible."""
@@ -83,14 +72,15 @@ class ImageCheck:
         except OSError as error:
             warnings.warn(f"{self._file} cannot be written, so that all images are opened again: {error}", stacklevel=2)
 
-    def _open_one(self, position: int) -> tuple[int, bytes, str]:
+    def _open_one(self, position: int) -> None:
         path = self.folder.paths[position]
         try:
             read_image(path, self.folder.max_pixels)
             with open(path, "rb") as file:
-                return position, hashlib.blake2b(file.read(), digest_size=DIGEST).digest(), ""
+                digest = hashlib.blake2b(file.read(), digest_size=DIGEST).digest()
+            self.digests[position], self.problems[position] = np.frombuffer(digest, np.uint8), ""
         except UnreadableImage as error:
-            return position, bytes(DIGEST), str(error).removeprefix(f"{printable(path)}: ")
+            self.problems[position] = str(error).removeprefix(f"{printable(path)}: ")
 
     def _recall(self) -> None:
         """Takes from the cache what was found in files that have the same size and times."""

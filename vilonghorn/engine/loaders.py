@@ -80,9 +80,11 @@ def _checked(source: Source, skip: bool, dist: Distributed) -> tuple[Source, str
     if not isinstance(source, ImageFolder):
         return source, ""
     check = dist.run_on_all(lambda: ImageCheck(source))
-    own = dist.run_on_all(lambda: check.open(dist.rank, dist.world_size))
-    for found in dist.gather(own):
-        check.add(found)
+    dist.run_on_all(lambda: check.open(dist.rank, dist.world_size))
+    parts = [np.s_[rank :: dist.world_size] for rank in range(dist.world_size)]
+    own = parts[dist.rank]  # of which a process sends also what its cache has: those of several machines differ
+    for part, found in zip(parts, dist.gather((check.digests[own], check.problems[own]))):
+        check.digests[part], check.problems[part] = found
     if dist.is_main and dist.world_size > 1:
         check.keep()
     source.digests = check.digests
