@@ -19,7 +19,7 @@ from vilonghorn.engine.checkpoint import load_weights, save_weights
 from vilonghorn.engine.dry_run import dry_run
 from vilonghorn.engine.tasks.distillation import Distillation, Teacher
 
-CPU, NAMES = torch.device("cpu"), ToyLoader.class_names
+CPU, OFF, NAMES = torch.device("cpu"), torch.autocast("cpu", enabled=False), ToyLoader.class_names
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_the_loss_of_two_teachers_is_that_of_the_mean_of_their_probabilities(tea
     options += ["--task.cutmix=0", "--task.mixup=0", "--task.label_smoothing=0.1"]
     task = Distillation(toy_config(tmp_path, *options), 4, CPU, NAMES)
     images, labels, scores = torch.randn(8, 3, 16, 16), torch.arange(8) % 4, torch.randn(8, 4)
-    found = task.loss(lambda _: scores, *task.augment(images, labels), task.amp)
+    found = task.loss(lambda _: scores, *task.augment(images, labels), OFF)
     target = mean_of_probabilities(teachers, images).log().div(2).softmax(1)
     divergence = (target * (target.log() - (scores / 2).log_softmax(1))).sum(1).mean()
     of_labels = torch.nn.functional.cross_entropy(scores, labels, label_smoothing=0.1)
@@ -156,10 +156,10 @@ def test_features_of_a_teacher_are_learned_through_a_linear_layer_that_is_resume
     task, images = trainer.train_state.task, torch.randn(2, 3, 16, 16)
     wrapped = trainer.train_state.trained.eval()
     own = wrapped.student.forward_head(wrapped.student.forward_features(images), pre_logits=True)
-    theirs = task.teachers[0](images, task.amp, "features")
+    theirs = task.teachers[0](images)
     scores = wrapped.student(images)
     expected = torch.nn.functional.cross_entropy(scores, torch.eye(4)[:2]) + (task.extra(own) - theirs).square().mean()
-    torch.testing.assert_close(task.loss(wrapped, images, torch.eye(4)[:2], task.amp), expected / 2)
+    torch.testing.assert_close(task.loss(wrapped, images, torch.eye(4)[:2], trainer.train_state.amp), expected / 2)
     before = task.extra.weight.clone()
     trainer.fit()
     assert (task.extra.weight != before).any()
@@ -178,9 +178,7 @@ def test_a_file_and_a_name_are_teachers_too(teachers, tmp_path):
     assert Teacher(str(alone), config, 4, CPU, NAMES).size == (24, 24)
     icons = timm.get_pretrained_cfg("vilonghornv2_nano").label_names
     teacher = Teacher("vilonghornv2_nano.icons480", config, 480, CPU, icons[::-1])
-    assert teacher.size == (64, 64) and teacher(
-        torch.zeros(1, 3, 16, 16), torch.autocast("cpu", enabled=False), "logits"
-    ).shape == (1, 480)
+    assert teacher.size == (64, 64) and teacher(torch.zeros(1, 3, 16, 16)).shape == (1, 480)
 
 
 @pytest.mark.parametrize(

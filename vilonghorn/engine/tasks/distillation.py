@@ -40,11 +40,12 @@ class Teacher:
         synsets = bool(class_names) and all(re.fullmatch(r"n\d{8}", name) for name in class_names or ())
         self.model, names, cfg = _load(source, synsets)
         name = f"the teacher {source}"
-        self.order = slice(None)
-        same, is_classifier = "they must be the same", config.task.teacher_output == "logits"
-        if is_classifier and (found := getattr(self.model, "num_classes", None)) != num_classes:
+        same = "they must be the same"
+        self.order, self.amp = slice(None), autocast(config.run.amp, device)
+        self.is_classifier = config.task.teacher_output == "logits"
+        if self.is_classifier and (found := getattr(self.model, "num_classes", None)) != num_classes:
             raise ValueError(f"{name} has {found} classes but the data has {num_classes}: {same}")
-        if is_classifier and names is not None and class_names is not None:
+        if self.is_classifier and names is not None and class_names is not None:
             if unknown := sorted({*class_names} - {*names}):
                 raise ValueError(f"{name} has no class {unknown[0]!r}, which the data has: {same}, in any order")
             self.order = [[*names].index(name) for name in class_names]
@@ -57,19 +58,18 @@ class Teacher:
         shown = torch.zeros(2, 3, *to_2tuple(config.data.image_size), device=device)
         problem = f"{name} does not take images (3, {self.size[0]}, {self.size[1]})"
         with explain_model_errors(problem, "change task.teacher_image_size"):
-            output = self(shown, autocast(config.run.amp, device), config.task.teacher_output)
-        self.num_outputs = output.shape[1]
+            self.num_outputs = self(shown).shape[1]
 
     @torch.no_grad()
-    def __call__(self, images: torch.Tensor, amp: torch.autocast, kind: str) -> torch.Tensor:
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Logits (B, classes) in the order of the data, or pooled features (B, D), float32, of the student's images."""
         images = images * self.factor + self.shift
         if images.shape[-2:] != self.size:
             images = F.interpolate(images, size=self.size, mode="bilinear", antialias=True)
-        with amp:
-            if kind == "features":
-                return self.model.forward_head(self.model.forward_features(images), pre_logits=True).float()
-            return self.model(images).float()[:, self.order]
+        with self.amp:
+            if self.is_classifier:
+                return self.model(images).float()[:, self.order]
+            return self.model.forward_head(self.model.forward_features(images), pre_logits=True).float()
 
 
 def _load(source: str, synsets: bool) -> tuple[nn.Module, ClassNames, dict[str, Any]]:
@@ -135,7 +135,6 @@ class Distillation(Classification):
         self.teachers = [Teacher(source, config, num_classes, device, class_names) for source in self.recipe.teacher]
         facts = json.dumps([teacher.digest for teacher in self.teachers])
         self.digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
-        self.amp = autocast(config.run.amp, device)
         if self.recipe.teacher_cache:  # twice as many targets, all smooth: those of the labels, and of the teacher
             self.set_criterion(self.recipe.loss, 0.0)
             if self.mixup:
@@ -153,7 +152,7 @@ class Distillation(Classification):
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """Logits (B, classes) of the mean of the teachers' probabilities, float32."""
-        each = torch.stack([teacher(images, self.amp, "logits").log_softmax(1) for teacher in self.teachers])
+        each = torch.stack([teacher(images).log_softmax(1) for teacher in self.teachers])
         return each.logsumexp(0) - math.log(len(self.teachers))
 
     def prepare(self, loader: Any, directory: Path, on_batch: Callable[[], None]) -> None:
@@ -214,7 +213,7 @@ class Distillation(Classification):
         recipe, classes = self.recipe, self.num_classes
         output, features = output.tensor_split([classes], 1)
         if recipe.teacher_output == "features":
-            learned = F.mse_loss(features, self.teachers[0](images, self.amp, "features"))
+            learned = F.mse_loss(features, self.teachers[0](images))
         else:
             if recipe.teacher_cache:
                 targets, probabilities = targets.tensor_split([classes], 1)
