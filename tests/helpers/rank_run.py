@@ -17,7 +17,7 @@ from PIL import Image
 
 from vilonghorn.cli.train import train as train_command
 from vilonghorn.data.digits import every_fifth, load_digits
-from vilonghorn.engine import Trainer, build_parser, parse, report
+from vilonghorn.engine import Trainer, build_parser, logger, parse
 from vilonghorn.engine.checkpoint import RunDirectory
 from vilonghorn.engine.command_line import run
 from vilonghorn.engine.logger import RunLogger
@@ -72,7 +72,7 @@ def train(options: list[str], **arguments: Any) -> dict[str, Any]:
 def as_rank(environment: dict[str, str], target: Callable, arguments: tuple, keywords: dict) -> None:
     """In a process of its own: what torchrun would set, then the target, without pictures, which take longer."""
     os.environ.update(environment)
-    report.draw_curves = classification.predict_all = classification.write_report = lambda *arguments: None
+    logger.draw_curves = classification.predict_all = classification.write_report = lambda *arguments: None
     target(*arguments, **keywords)
 
 

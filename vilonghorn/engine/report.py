@@ -22,7 +22,7 @@ BINS = 10  # of probabilities
 MAX_CLASSES = 50  # of a confusion matrix, which is not readable with more, and rows of a table
 
 
-def draw_predictions(path: Path, found: Predictions, config: Config, weights: str) -> None:
+def draw_predictions(found: Predictions, config: Config, weights: str) -> Figure:
     """Draws mistakes in red, with their files below, then a sample of the other held-out images."""
     examples = [*found.mistakes, *[None] * (-len(found.mistakes) % COLUMNS), *found.sample]
     right = sum(row.guess == row.truth for row in found.rows)
@@ -46,10 +46,10 @@ def draw_predictions(path: Path, found: Predictions, config: Config, weights: st
             fit_text(axes.set_title(text, fontsize=8, pad=2, **style), 1.0, 0.3)
             if not is_right:
                 fit_text(axes.set_xlabel(row.file, fontsize=7, labelpad=2, **style), 1.0, 0.12)
-    write_file(path, png(figure))
+    return figure
 
 
-def draw_confusion(path: Path, found: Predictions) -> None:
+def draw_confusion(found: Predictions) -> Figure:
     """Draws the confusion matrix as numbers of images, in rows the true and in columns the predicted class."""
     from sklearn.metrics import ConfusionMatrixDisplay  # slow to import
 
@@ -66,10 +66,10 @@ def draw_confusion(path: Path, found: Predictions) -> None:
         label.set_parse_math(False)
     for text in shown.text_.flat:
         text.set_visible(text.get_text() != "0")
-    write_file(path, png(figure))
+    return figure
 
 
-def draw_confidence(path: Path, found: Predictions) -> None:
+def draw_confidence(found: Predictions) -> Figure:
     """Draws how many predictions have which probability, and how many of those are right."""
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     counts, reliability = figure.subplots(1, 2)
@@ -84,20 +84,19 @@ def draw_confidence(path: Path, found: Predictions) -> None:
     reliability.legend()
     for axes in (counts, reliability):
         axes.grid(alpha=0.3)
-    write_file(path, png(figure))
+    return figure
 
 
 def write_report(directory: RunDirectory, config: Config, found: Predictions, result: dict[str, Any]) -> None:
     """Writes predictions.csv, the pictures of the predictions, and an HTML page of a finished run."""
-    weights, path = name_weights("last", {"weights": result["weights"], "epoch": result["epochs"]}), directory.path
-    write_file(path / "predictions.csv", found.csv())
-    draw_predictions(path / "predictions.png", found, config, weights)
-    draw_confidence(path / "confidence.png", found)
+    weights = name_weights("last", {"weights": result["weights"], "epoch": result["epochs"]})
+    write_file(directory.path / "predictions.csv", found.csv())
+    figures = {"predictions": draw_predictions(found, config, weights), "confidence": draw_confidence(found)}
     if 1 < len(found.names) <= MAX_CLASSES:
-        draw_confusion(path / "confusion.png", found)
+        figures["confusion"] = draw_confusion(found)
     files = (Path(config.data.held_out or "", row.file) for _, row in [*found.mistakes, *found.sample])
     image = shell_path(next(filter(Path.is_file, files), "photo.jpg"))
-    _write_page(directory, config, result, weights=weights, found=found, image=image, limit=MAX_CLASSES)
+    _write_page(directory, config, result, figures, weights=weights, found=found, image=image, limit=MAX_CLASSES)
 
 
 def write_masked_report(
@@ -112,12 +111,15 @@ def write_masked_report(
         axes.imshow(image.permute(1, 2, 0).numpy())
     for axes, title in zip(grid[:, 0], titles):
         axes.set_ylabel(title)
-    write_file(directory.path / "reconstructions.png", png(figure))
-    _write_page(directory, config, result)
+    _write_page(directory, config, result, {"reconstructions": figure})
 
 
-def _write_page(directory: RunDirectory, config: Config, result: dict[str, Any], **values: Any) -> None:
+def _write_page(
+    directory: RunDirectory, config: Config, result: dict[str, Any], figures: dict[str, Figure], **values: Any
+) -> None:
     files = {name: directory.path / f"{name}.png" for name in PICTURES}
+    for name, figure in figures.items():
+        write_file(files[name], png(figure))
     pictures = {name: base64.b64encode(file.read_bytes()).decode() for name, file in files.items() if file.exists()}
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
     values |= {"directory": printable(str(directory.path)), "run": shell_path(directory.path), "result": result}
