@@ -9,11 +9,11 @@ from timm.layers import DropPath, SwiGLUPacked
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from ..ops._torch import is_unchanged
+from ..ops._torch import autocast_dtype, is_unchanged
 from . import fast_block
 from .mixer import Mixer, State
 from .norm import RMSNorm, residual_norm
-from .short_linear import short_dtype, short_linear, short_weights
+from .short_linear import short_linear, short_weights
 
 
 class Block(nn.Module):
@@ -72,22 +72,18 @@ class Block(nn.Module):
         `grid`: [rows, columns] of the patches, for mixers with a convolution over the grid. `valid`, (B, L), is True
         for the tokens that count (default: all).
         """
-        if valid is None and not torch.jit.is_scripting():
-            y = fast_block.run(self, x, grid)  # the same in fewer calls, or None
-            if y is not None:
-                return y
         if torch.jit.is_scripting():
             normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
             x = x + self.drop_path(self._mix(normed, grid, valid))
-        else:
-            x = self._add_mixed(x, grid, valid)
-        if self.mlp is not None and self.norm2 is not None:
-            if torch.jit.is_scripting():
+            if self.mlp is not None and self.norm2 is not None:
                 normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
                 x = x + self.drop_path(self.mlp(normed))
-            else:
-                x = self._add_mlp(x)
-        return x
+            return x
+        y = fast_block.run(self, x, grid) if valid is None else None  # the same in fewer calls, or None
+        if y is None:
+            y = self._add_mixed(x, grid, valid)
+            y = y if self.mlp is None else self._add_mlp(y)
+        return y
 
     @torch.jit.unused
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -125,8 +121,7 @@ class Block(nn.Module):
         """x if autocast gives the branches its dtype, and they are added as they are."""
         drop_path = self.drop_path
         is_open = is_unchanged(drop_path, nn.Identity) or is_unchanged(drop_path, DropPath) and not drop_path.training
-        dtype = short_dtype(x) if is_open else None
-        return x if dtype is not None and x.dtype == dtype else None
+        return x if is_open and x.dtype == autocast_dtype(x) else None
 
     def _mix(self, x: Tensor, grid: list[int] | None, valid: Tensor | None) -> Tensor:
         if valid is not None:
