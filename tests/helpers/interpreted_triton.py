@@ -232,7 +232,7 @@ def test_a_mixer_with_heads_runs_its_scan_in_chunks(shape, grid, dtype, toleranc
     monkeypatch.setattr(triton_backend, "forward", lambda *args: chunks.append(args) or forward(*args))
     values = mixer_inputs(*shape, rule=EXACT, heads=2, filters=(3, 3) if grid else None)
     values["xz"] = values["xz"].to(dtype)
-    compare(partial(mamba_inner, A=None), values, tolerance, truth=mixer, rule=EXACT, reverse=(True,), grid=grid)
+    compare(mamba_inner, values, tolerance, truth=mixer, rule=EXACT, reverse=(True,), grid=grid)
     assert len(chunks) == 1
     names = ("xz", "conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A", "D")
     weights, conv_grid = flatten_weights("", MixerWeights(values.pop("conv_weight"), values["conv_bias"]), grid)

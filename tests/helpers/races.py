@@ -42,12 +42,10 @@ def run(library: str) -> None:
         for G, heads, grid in ((2, None, None), (1, 2, (4, 5))):
             L, K = (20, 9) if grid else (21, 4)
             values = mixer_inputs(G, 1, L, 34, 5, 2, K, rule=rule, heads=heads, filters=grid and (3, 3))
-            mixer = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
-            value_and_grads(mixer, values, rule=rule, reverse=REVERSE[G], grid=grid)
+            value_and_grads(mamba_inner, values, rule=rule, reverse=REVERSE[G], grid=grid)
     cuda.norm_backward(*(torch.ones(70, 48) for _ in range(3)), torch.ones(48), 1e-5)
     values = mixer_inputs(1, 1, 27, 10, 1, 1, 9, rule="none", filters=(3, 3))
-    gated = partial(mamba_inner, x_proj=None, dt_proj=None, dt_bias=None, A=None, D=None)
-    value_and_grads(gated, values, rule="none", reverse=(False,), grid=(9, 3))
+    value_and_grads(mamba_inner, values, rule="none", reverse=(False,), grid=(9, 3))
     for shape in CONVOLUTIONS:
         value_and_grads(partial(conv_silu, backend="cuda"), conv_inputs(*shape), reverse=REVERSE[shape[0]])
 

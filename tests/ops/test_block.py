@@ -60,8 +60,7 @@ def infer(values, isa, threads, **options):
 
 
 def in_parts(x, norm_weight, in_proj, out_proj, mlp_norm_weight=None, mlp_in_proj=None, mlp_out_proj=None, **inner):
-    absent = dict.fromkeys(("x_proj", "dt_proj", "dt_bias", "A", "D"))
-    x = x + F.linear(mamba_inner(F.linear(rms_norm(x, norm_weight), in_proj), **absent | inner), out_proj)
+    x = x + F.linear(mamba_inner(F.linear(rms_norm(x, norm_weight), in_proj), **inner), out_proj)
     if mlp_in_proj is None:
         return x
     gate, value = F.linear(rms_norm(x, mlp_norm_weight), mlp_in_proj).chunk(2, -1)

@@ -34,17 +34,9 @@ def flags(G):
     return (False, True, True)[:G]
 
 
-ABSENT = dict.fromkeys(("x_proj", "dt_proj", "dt_bias", "A", "D"))
-
-
 def composed(rule, reverse, **tensors):
     args = from_tensors(MambaInnerArguments, tensors, rule, reverse, [], False)
     return mamba_inner_composed(args, backend="reference")
-
-
-def in_order(**values):
-    """`mamba_inner` with every tensor by name."""
-    return mamba_inner(**ABSENT | values)
 
 
 @fused
@@ -54,7 +46,7 @@ def in_order(**values):
 def test_the_fused_mixer_agrees_with_the_oracle(shape, rule, dtype):
     torch.set_num_threads(5 if dtype == torch.float32 else 1)  # test_block.py has both
     values = mixer_inputs(*shape, rule=rule, dtype=dtype)
-    compare(in_order, values, TOLERANCE[dtype], truth=mixer, rule=rule, reverse=flags(shape[0]))
+    compare(mamba_inner, values, TOLERANCE[dtype], truth=mixer, rule=rule, reverse=flags(shape[0]))
 
 
 @pytest.mark.parametrize("rule", RULES_AND_NONE)
@@ -79,7 +71,7 @@ def test_the_composed_mixer_agrees_with_the_oracle(shape, rule):
 def test_heads_that_share_dt_agree_with_the_oracle(rule, channels, heads, isa):
     values = mixer_inputs(2, 1, 70, channels, 16, 3, 4, rule=rule, heads=heads)
     with mock.patch.object(native, "_isa", native.isas()[isa]):
-        compare(in_order, values, 6e-6, truth=mixer, rule=rule, reverse=(True, False))  # few heads: long sums cancel
+        compare(mamba_inner, values, 6e-6, truth=mixer, rule=rule, reverse=(True, False))  # few heads: long sums cancel
 
 
 @fused
@@ -90,9 +82,9 @@ def test_with_heads_over_a_grid_short_storage_costs_the_rounding_of_what_is_stor
     values = mixer_inputs(3, 2, 45, 42, 16, 3, 9, rule=rule, heads=7, filters=(3, 3), dtype=weights)
     values["xz"] = values["xz"].to(dtype)
     options = dict(rule=rule, reverse=flags(3), grid=(9, 5))
-    compare(in_order, values, tolerance, truth=mixer, **options)
+    compare(mamba_inner, values, tolerance, truth=mixer, **options)
     wide = {name: value.to(weights) for name, value in values.items()}
-    y, exact = (in_order(**v, **options) for v in (values, wide))
+    y, exact = (mamba_inner(**v, **options) for v in (values, wide))
     assert torch.equal(y, exact.to(dtype)), "the arithmetic is that of the weights' type, rounded once"
 
 
@@ -102,7 +94,7 @@ def test_what_lies_around_a_strided_input_does_not_matter():
     wide = torch.full((2, 9, 3, 10), float("nan"))
     wide[:, :, 1] = values["xz"]
     options = dict(rule="longhorn", reverse=(False, True))
-    assert torch.equal(in_order(**values, **options), in_order(**values | {"xz": wide[:, :, 1]}, **options))
+    assert torch.equal(mamba_inner(**values, **options), mamba_inner(**values | {"xz": wide[:, :, 1]}, **options))
 
 
 @fused
@@ -132,6 +124,6 @@ def test_the_operator_passes_torchs_checks(rule):
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change, message):
-    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn") | dict(A=None, rule="longhorn", reverse=(False, True))
+    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn") | dict(rule="longhorn", reverse=(False, True))
     with pytest.raises((ValueError, TypeError), match=message):
         mamba_inner(**values | change)

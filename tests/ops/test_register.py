@@ -30,7 +30,7 @@ def run_scan(x):
 
 
 def run_mamba_inner(x):
-    return mamba_inner(**MIXER | dict(xz=torch.cat([x, x], -1)), A=None)
+    return mamba_inner(**MIXER | dict(xz=torch.cat([x, x], -1)))
 
 
 def run_block(x):

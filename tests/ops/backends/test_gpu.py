@@ -94,8 +94,7 @@ def test_small_cases_agree_with_the_oracle(rule, backend):
     values = inputs(2, 1, 19, 34, 16, rule=rule)
     compare(partial(scan, backend=backend), values, 2e-6, "cuda", **options, reduce="mean")
     values = mixer_inputs(2, 2, 21, 34, 5, 2, 9, rule=rule, filters=(3, 3))
-    run = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
-    compare(run, values, 1e-5, "cuda", mixer, **options, grid=(4, 5))
+    compare(mamba_inner, values, 1e-5, "cuda", mixer, **options, grid=(4, 5))
     check("cuda" if backend == "cuda" else None, (2, 3, 33, 40, 4), (True, False), device="cuda")
 
 
@@ -141,8 +140,7 @@ def test_a_mixer_agrees_with_the_oracle(shape, heads, grid, rule, dtype):
     values["xz"] = values["xz"].to(dtype)
     options = dict(rule=rule, reverse=(False, True, True)[: shape[0]], grid=grid)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}[dtype]
-    run = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
-    compare(run, values, tolerance, "cuda", mixer, **options)
+    compare(mamba_inner, values, tolerance, "cuda", mixer, **options)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -150,9 +148,8 @@ def test_a_mixer_agrees_with_the_oracle(shape, heads, grid, rule, dtype):
 def test_a_gated_convolution_agrees_with_the_oracle(B, D, rows, columns, tokens, dtype):
     values = mixer_inputs(1, B, tokens, D, 1, 1, 9, rule="none", filters=(3, 3))
     values["xz"] = values["xz"].to(dtype)
-    run = partial(mamba_inner, x_proj=None, dt_proj=None, dt_bias=None, A=None, D=None)
     options = dict(rule="none", reverse=(False,), grid=(rows, columns))
-    compare(run, values, max(TOLERANCE[dtype], 1e-5), "cuda", mixer, **options)
+    compare(mamba_inner, values, max(TOLERANCE[dtype], 1e-5), "cuda", mixer, **options)
 
 
 @pytest.mark.skipif("cuda" not in BACKENDS, reason="the CUDA library is not ready")
@@ -173,7 +170,7 @@ def test_a_mixer_without_the_cuda_library_agrees_with_the_oracle(shape, heads, g
     monkeypatch.setattr(BY_NAME["cuda"], "unavailable", lambda *_: "switched off")
     values = mixer_inputs(*shape, rule="longhorn_exact", heads=heads, filters=(3, 3) if grid else None)
     options = dict(rule="longhorn_exact", reverse=(False, True)[: shape[0]], grid=grid)
-    compare(partial(mamba_inner, A=None), values, 1e-5, "cuda", mixer, **options)
+    compare(mamba_inner, values, 1e-5, "cuda", mixer, **options)
 
 
 @pytest.mark.parametrize("heads", [1, None], ids=["chunks", "tokens"])

@@ -29,19 +29,11 @@ def gpu(emulator, monkeypatch):
     monkeypatch.setattr(cpu, "_reason", "not built")
 
 
-def in_order(A=None, **values):
-    return mamba_inner(A=A, **values)
-
-
-def without_scan(**values):
-    return mamba_inner(x_proj=None, dt_proj=None, dt_bias=None, A=None, D=None, **values)
-
-
 @pytest.mark.parametrize("rule", KERNEL_RULES)
 @pytest.mark.parametrize("shape, heads", SHAPES, ids=str)
 def test_it_agrees_with_the_oracle(shape, heads, rule):
     values, flags = mixer_inputs(*shape, rule=rule, heads=heads), (False, True, True)[: shape[0]]
-    compare(in_order, values, 2e-6, truth=mixer, rule=rule, reverse=flags)
+    compare(mamba_inner, values, 2e-6, truth=mixer, rule=rule, reverse=flags)
 
 
 # B, D, then rows and columns of the grid
@@ -55,11 +47,11 @@ def test_with_a_convolution_over_the_grid_it_agrees_with_the_oracle(B, D, rows, 
     monkeypatch.setattr(module, "conv2d_silu", None)  # the composed form would call it
     values = mixer_inputs(1, B, rows * columns, D, 3, 2, 9, rule=rule, filters=(3, 3))
     options = dict(rule=rule, reverse=(B == 1,), grid=(rows, columns))
-    compare(in_order, values, 2e-6, truth=mixer, **options)
+    compare(mamba_inner, values, 2e-6, truth=mixer, **options)
     if D > 8:  # a slice whose channels are not aligned in pairs
         wide = torch.cat([values["xz"][..., :1], values["xz"]], -1)
-        expected = in_order(**values, **options)
-        assert torch.equal(in_order(**values | {"xz": wide[..., 1:]}, **options), expected)
+        expected = mamba_inner(**values, **options)
+        assert torch.equal(mamba_inner(**values | {"xz": wide[..., 1:]}, **options), expected)
 
 
 # B, D, then rows and columns of the grid: around the rows and the segments of a thread
@@ -75,11 +67,11 @@ def test_a_gated_convolution_is_one_operator_and_agrees_with_the_oracle(B, D, ro
     monkeypatch.setattr(importlib.import_module("vilonghorn.ops.mamba_inner"), "mamba_inner_composed", None)
     values = gated_inputs(B, D, rows, columns)
     options = dict(rule="none", reverse=(False,), grid=(rows, columns))
-    compare(without_scan, values, 1e-6, truth=mixer, **options)
-    first, again = (value_and_grads(without_scan, values, **options) for _ in range(2))
+    compare(mamba_inner, values, 1e-6, truth=mixer, **options)
+    first, again = (value_and_grads(mamba_inner, values, **options) for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)  # whatever the order of the threads
     wide = torch.cat([values["xz"][..., :1], values["xz"]], -1)  # a slice whose channels are not aligned
-    assert torch.equal(without_scan(**values | {"xz": wide[..., 1:]}, **options), first["y"])
+    assert torch.equal(mamba_inner(**values | {"xz": wide[..., 1:]}, **options), first["y"])
 
 
 def test_a_gated_convolution_of_bfloat16_gives_the_float32_result_of_the_same_inputs_rounded():
@@ -87,7 +79,7 @@ def test_a_gated_convolution_of_bfloat16_gives_the_float32_result_of_the_same_in
     short = values["xz"].bfloat16()
     for kind in (torch.bfloat16, torch.float32):
         leaves = {name: t.clone().requires_grad_() for name, t in (values | {"xz": short.to(kind)}).items()}
-        y = without_scan(**leaves, rule="none", reverse=(False,), grid=(6, 11))
+        y = mamba_inner(**leaves, rule="none", reverse=(False,), grid=(6, 11))
         dy = torch.linspace(-1, 1, y.numel()).view_as(y).bfloat16().to(kind)
         results.append([y, *torch.autograd.grad(y, [*leaves.values()], dy)])
     for half, full in zip(*results):
@@ -98,7 +90,7 @@ def test_a_nan_in_a_gated_convolution_reaches_the_patches_around_it_and_no_other
     values = gated_inputs(1, 4, 9, 9)
     values["xz"][0, 5 * 9 + 4, 1] = torch.nan
     leaf = values["xz"].requires_grad_()
-    y = without_scan(**values, rule="none", reverse=(False,), grid=(9, 9))
+    y = mamba_inner(**values, rule="none", reverse=(False,), grid=(9, 9))
     [gradient] = torch.autograd.grad(y, leaf, torch.ones_like(y))
     for found, reach in ((y[..., 1], 1), (gradient[..., 1], 2), (gradient[..., 5], 1)):
         expected = torch.zeros(9, 9, dtype=torch.bool)
@@ -111,14 +103,14 @@ def test_a_nan_in_a_gated_convolution_reaches_the_patches_around_it_and_no_other
 def test_other_gated_convolutions_are_composed(filters, G, class_tokens):
     taps = filters[0] * filters[1]
     values = mixer_inputs(G, 1, 12 + class_tokens, 4, 1, 1, taps, rule="none", filters=filters)
-    compare(without_scan, values, 2e-6, truth=mixer, rule="none", reverse=(False,) * G, grid=(3, 4))
+    compare(mamba_inner, values, 2e-6, truth=mixer, rule="none", reverse=(False,) * G, grid=(3, 4))
 
 
 @pytest.mark.parametrize("D, N, filters", [(5, 3, None), (6, 20, None), (4, 3, (1, 5))])
 def test_what_the_operator_does_not_take_is_composed(D, N, filters):
     values, grid = mixer_inputs(2, 1, 12, D, N, 2, 5, rule="mamba", filters=filters), filters and (3, 4)
     values["xz"] = values["xz"].bfloat16()
-    compare(in_order, values, 3e-2, truth=mixer, rule="mamba", reverse=(False, True), grid=grid)
+    compare(mamba_inner, values, 3e-2, truth=mixer, rule="mamba", reverse=(False, True), grid=grid)
 
 
 @pytest.mark.parametrize("rule, grid", [*((rule, None) for rule in KERNEL_RULES), ("longhorn", (4, 5))])
@@ -126,7 +118,7 @@ def test_bfloat16_costs_its_rounding(rule, grid):
     G, L, K = (1, 20, 9) if grid else (2, 21, 4)
     values = mixer_inputs(G, 2, L, 40, 16, 3, K, rule=rule, filters=(3, 3) if grid else None)
     values["xz"] = values["xz"].bfloat16()
-    compare(in_order, values, 3e-2, truth=mixer, rule=rule, reverse=(False, True)[:G], grid=grid)
+    compare(mamba_inner, values, 3e-2, truth=mixer, rule=rule, reverse=(False, True)[:G], grid=grid)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +127,12 @@ def test_bfloat16_costs_its_rounding(rule, grid):
 def test_compiled_equals_eager_bit_for_bit_whatever_the_order_of_the_threads(rule, grids):
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
-    compiled = torch.compile(in_order, fullgraph=True, dynamic=grids != [(4, 5)], backend=counter)
+    compiled = torch.compile(mamba_inner, fullgraph=True, dynamic=grids != [(4, 5)], backend=counter)
     for grid in grids:
         G, B, L, K = (1, 2, grid[0] * grid[1], 9) if grid else (2, 40, 9, 4)  # more than 32 partial sums of dD
         values = mixer_inputs(G, B, L, 34, 16, 3, K, rule=rule, filters=grid and (3, 3))
         options = dict(rule=rule, reverse=(False, True)[:G], grid=grid)
-        first = value_and_grads(in_order, values, **options)
+        first = value_and_grads(mamba_inner, values, **options)
         second = value_and_grads(compiled, values, **options)
         assert all(torch.equal(first[name], second[name]) for name in first)
     assert counter.frame_count < max(2, len(grids))  # sizes are symbols
@@ -159,22 +151,22 @@ def test_the_operator_passes_torchs_checks(rule):
 @pytest.mark.parametrize("B, L", [(0, 3), (2, 0)])
 def test_without_tokens_the_gradients_of_weights_are_zero(B, L):
     values = mixer_inputs(2, B, L, 6, 3, 2, 4, rule="mamba")
-    results = value_and_grads(in_order, values, rule="mamba", reverse=(False, True))
+    results = value_and_grads(mamba_inner, values, rule="mamba", reverse=(False, True))
     assert all((result == 0).all() for result in results.values())
 
 
 def test_strided_inputs_are_read_in_place(monkeypatch):
     values = mixer_inputs(2, 2, 9, 8, 16, 2, 4, rule="longhorn")
-    expected = in_order(**values)
+    expected = mamba_inner(**values)
     wide = torch.full((2, 9, 3, 16), float("nan"))
     wide[:, :, 1] = values["xz"]
     monkeypatch.setattr(torch.Tensor, "clone", None)
-    assert torch.equal(in_order(**values | {"xz": wide[:, :, 1]}), expected)
+    assert torch.equal(mamba_inner(**values | {"xz": wide[:, :, 1]}), expected)
 
 
 def test_autocast_converts_what_linear_layers_convert():
     values = mixer_inputs(2, 2, 9, 8, 16, 2, 4, rule="longhorn")
     with torch.autocast("cpu", torch.bfloat16):
-        y = in_order(**values)
+        y = mamba_inner(**values)
     short = {name: t.bfloat16() if name in ("xz", "x_proj", "dt_proj") else t for name, t in values.items()}
-    assert torch.equal(y, in_order(**short))
+    assert torch.equal(y, mamba_inner(**short))
