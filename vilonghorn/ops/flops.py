@@ -3,10 +3,9 @@
 As in torch's own formulas, a multiplication and an addition count one each; here an exponential does too. Work per
 element (activations, gates, norms) counts nothing. A backward that recomputes part of forward counts that again. Half
 of a forward's count is what papers on vision models call (G)FLOPs: multiply-adds. A formula gets the arguments of its
-operator with each tensor replaced by its shape; one of a backward also gets `wanted`.
+operator; one of a backward also gets `wanted`.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -29,27 +28,22 @@ from .rules import NO_RULE, RULES
 SKIP = 2  # D x, added; per token and channel
 
 
-def _recurrence(rule: str, G: int, B: int, L: int, D: int, N: int) -> int:
-    return G * B * L * D * (RULES[rule].flops * N + SKIP)
+def _recurrence(a: Any) -> int:
+    G, B, L, D, N, *_ = a.sizes
+    return G * B * L * D * (RULES[a.rule].flops * N + SKIP)
 
 
-def _scan(a: Any) -> int:
-    return _recurrence(a.rule, *a.x, a.k[-1])
-
-
-def _conv(a: Any) -> int:
-    return 2 * math.prod(a.x) * a.weight[0] * a.weight[2]
+def _convolution(a: Any) -> int:
+    G, B, L, D, _, K, *_ = a.sizes
+    return 2 * G * B * L * D * K
 
 
 def _inner_parts(a: Any) -> tuple[int, int, int]:
     """Convolution; projections to dt, k and q; recurrence."""
-    (B, L, _), (G, D, *kernel) = a[0], a.weights.conv_weight
-    convolution = 2 * G * B * L * D * math.prod(kernel)
     if a.rule == NO_RULE:
-        return convolution, 0, 0
-    (_, P, _), (_, H, R) = a.weights.x_proj, a.weights.dt_proj
-    recurrence = _recurrence(a.rule, G, B, L, D, (P - R) // 2)
-    return convolution, 2 * G * B * L * (D * P + H * R), recurrence
+        return _convolution(a), 0, 0
+    G, B, L, D, N, _, R, H = a.sizes
+    return _convolution(a), 2 * G * B * L * (D * (R + 2 * N) + H * R), _recurrence(a)
 
 
 def _inner_backward(a: Any) -> int:
@@ -59,11 +53,10 @@ def _inner_backward(a: Any) -> int:
 
 def _linear_layers(a: Any) -> dict[str, int]:
     """FLOPs of a block's linear layers, by the names of their weights."""
-    shapes = {"in_proj": a.in_proj, "out_proj": a.out_proj}
+    weights = {"in_proj": a.in_proj, "out_proj": a.out_proj}
     if a.mlp is not None:
-        shapes |= {"mlp_in_proj": a.mlp.in_proj, "mlp_out_proj": a.mlp.out_proj}
-    B, L, _ = a.x
-    return {name: 2 * B * L * math.prod(shape) for name, shape in shapes.items()}
+        weights |= {"mlp_in_proj": a.mlp.in_proj, "mlp_out_proj": a.mlp.out_proj}
+    return {name: 2 * a.sizes.B * a.sizes.L * weight.numel() for name, weight in weights.items()}
 
 
 def _block(a: Any) -> int:
@@ -85,13 +78,13 @@ def _register(name: str, arguments: type[NamedTuple], forward: Callable, backwar
     def count_backward(*given: Any, **_: Any) -> int:  # dy and saved tensors, the arguments, `wanted`
         return backward(unflatten(arguments, islice(given, len(given) - num_given - 1, None)), given[-1])
 
-    register_flop_formula(getattr(torch.ops.vilonghorn, name))(count)
-    register_flop_formula(getattr(torch.ops.vilonghorn, f"{name}_backward"))(count_backward)
+    register_flop_formula(getattr(torch.ops.vilonghorn, name), get_raw=True)(count)
+    register_flop_formula(getattr(torch.ops.vilonghorn, f"{name}_backward"), get_raw=True)(count_backward)
 
 
 # Backward of a scan runs it again and takes two gradients of each product; that of a convolution does the same.
-_register("scan", ScanArguments, _scan, lambda a, _: 3 * _scan(a))
-_register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
+_register("scan", ScanArguments, _recurrence, lambda a, _: 3 * _recurrence(a))
+_register("conv_silu", ConvArguments, _convolution, lambda a, _: 3 * _convolution(a))
 for _name in ("mamba_inner_cpu", "mamba_inner_cuda"):
     _register(_name, MambaInnerArguments, lambda a: sum(_inner_parts(a)), lambda a, _: _inner_backward(a))
 _register("block", BlockArguments, _block, _block_backward)
