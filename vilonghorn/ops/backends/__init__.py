@@ -103,13 +103,7 @@ def _missing_kernel(backend: str, args: ScanArguments) -> str | None:
     """What of a scan a backend has no kernel for, or None."""
     if not has_rule(backend, args.rule):
         return f"has no kernel for rule {args.rule!r}"
-    if backend == cuda.NAME and not cuda.takes_sizes(args.sizes):
-        expected = f"takes up to {cuda.MAX_STATES} states and an even number of channels"
-        return f"{expected}, not {args.sizes.N} and {args.sizes.D}"
-    joined = args.reduce == "mean" or args.z is not None
-    if backend == cuda.NAME and not cuda.takes_directions(args.reverse, joined):
-        return f"takes one direction or two opposite ones with a mean or a gate, not {list(args.reverse)}"
-    return None
+    return cuda.missing_kernel(args) if backend == cuda.NAME else None
 
 
 @torch.compiler.assume_constant_result

@@ -189,9 +189,13 @@ def takes_sizes(sizes: Sizes) -> bool:
     return sizes.N <= MAX_STATES and sizes.D % 2 == 0
 
 
-def takes_directions(reverse: Sequence[int], joined: bool) -> bool:
-    """Whether there is a kernel: directions that are `joined` by a mean or a gate are one or two opposite ones."""
-    return not joined or sorted(map(bool, reverse)) in ONE_OR_OPPOSITE
+def missing_kernel(args: ScanArguments) -> str | None:
+    """What of a scan there is no kernel for, or None."""
+    if not takes_sizes(args.sizes):
+        return f"takes up to {MAX_STATES} states and an even number of channels, not {args.sizes.N} and {args.sizes.D}"
+    if (args.reduce == "mean" or args.z is not None) and sorted(map(bool, args.reverse)) not in ONE_OR_OPPOSITE:
+        return f"takes one direction or two opposite ones with a mean or a gate, not {list(args.reverse)}"
+    return None
 
 
 def takes_mamba_inner(args: MambaInnerArguments) -> bool:
