@@ -111,12 +111,10 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     Raises:
         ValueError: tokens that are not the patches of the grid and at most one more, or a filter of an even size.
     """
-    check_grid("conv2d_silu", x.shape[1], grid)
-    (rows, columns), (*_, height, width) = grid, weight.shape
-    if height % 2 == 0 or width % 2 == 0:
-        raise ValueError(f"conv2d_silu: the filter is {height} x {width}, expected an odd height and an odd width")
-    x = x.to(autocast_dtype(x) or x.dtype)
-    conv_grid = [rows, columns, height, width]
+    *_, height, width = weight.shape
+    conv_grid = [*grid, height, width]
+    check_grid("conv2d_silu", x.shape[1], height * width, conv_grid)
+    x, (rows, columns) = x.to(autocast_dtype(x) or x.dtype), grid
     args = ConvArguments(x, weight.flatten(2), bias, [0] * len(weight), conv_grid=conv_grid)
     if _choose(args) == cuda.NAME:
         return _run(args)

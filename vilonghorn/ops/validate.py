@@ -173,10 +173,7 @@ def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, s
             )
     sizes = validate(operator, args, sources)
     if args.conv_grid:
-        *grid, height, width = args.conv_grid
-        check_grid(operator, sizes.L, grid)
-        if height * width != sizes.K or not (height % 2 and width % 2):
-            raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
+        check_grid(operator, sizes.L, sizes.K, args.conv_grid)
     return sizes
 
 
@@ -187,8 +184,9 @@ def _check_decay(operator: str, name: str, A: Tensor | None) -> None:
         raise ValueError(f"{operator}: rule {name!r} {needs}")
 
 
-def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
-    """Checks that so many tokens are the patches of a grid, perhaps with a class token."""
+def check_grid(operator: str, tokens: int, taps: int, conv_grid: Sequence[int]) -> None:
+    """Checks that so many tokens are the patches of a grid, perhaps with a class token, and that its filter is odd."""
+    *grid, height, width = conv_grid
     if len(grid) != 2 or any(size < 1 for size in grid):
         raise ValueError(f"{operator}: grid is {tuple(grid)}, expected rows and columns")
     rows, columns = grid
@@ -198,6 +196,8 @@ def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
             f"{operator}: {tokens} tokens, expected {patches}, the patches of a {rows} x {columns} grid, or "
             f"{patches + 1} with a class token"
         )
+    if height * width != taps or not (height % 2 and width % 2):
+        raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
 
 
 def flatten_weights(operator: str, weights: MixerWeights, grid: Sequence[int] | None) -> tuple[MixerWeights, list[int]]:
