@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .arguments import NormArguments
 from .backends import cpu, cuda
-from .register import register_op
+from .register import define_op, register_op
 from .validate import DTYPES
 
 
@@ -41,14 +41,10 @@ class ResidualNorm(torch.autograd.Function):
         return *torch.ops.vilonghorn.residual_norm_backward(dy, dx, *ctx.saved_tensors, ctx.eps), None, None
 
 
-torch.library.define(
+define_op(
     "vilonghorn::residual_norm_backward",
     "(Tensor dy, Tensor dx, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-torch.library.impl("vilonghorn::residual_norm_backward", "default", cuda.norm_backward)
-torch.library.register_fake(
-    "vilonghorn::residual_norm_backward",
+    cuda.norm_backward,
     lambda dy, dx, x, weight, eps: (torch.empty_like(x), torch.empty_like(weight)),
 )
 

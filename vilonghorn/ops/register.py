@@ -30,6 +30,13 @@ SCHEMA_TYPES: dict[Any, str] = {kind: kind.__name__ for kind in (Tensor, bool, f
 SCHEMA_TYPES |= {Tensor | None: "Tensor?", str | None: "str?", Sequence[int]: "SymInt[]"}
 
 
+def define_op(qualified: str, schema: str, kernel: Callable, fake: Callable) -> None:
+    """Defines an operator with one kernel for every device, and its fake kernel."""
+    torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(qualified, "default", kernel)
+    torch.library.register_fake(qualified, fake)
+
+
 def register_op(
     name: str,
     arguments: type[NamedTuple],
@@ -60,11 +67,6 @@ def register_op(
     saved_fields = "".join([f"Tensor? dresult_{i}, " for i in range(1, num_results)])
     saved_fields += "".join(f"Tensor saved_{i}, " for i in range(num_saved))
 
-    def define(qualified: str, schema: str, kernel: Callable, fake: Callable) -> None:
-        torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
-        torch.library.impl(qualified, "default", kernel)
-        torch.library.register_fake(qualified, fake)
-
     def forward_with(function: Callable) -> Callable:
         def call(*flat):
             if forward_ad.unpack_dual(flat[0]).primal is not flat[0]:  # a view in forward mode only
@@ -94,9 +96,9 @@ def register_op(
         return [grad for grad, want in zip(new_gradients(unflatten(arguments, values)), next(values)) if want]
 
     kernel = forward_with(run_forward)
-    define(qualified, f"({fields}, bool save) -> ({results})", kernel, forward_with(fake))
+    define_op(qualified, f"({fields}, bool save) -> ({results})", kernel, forward_with(fake))
     schema = f"(Tensor dy, {saved_fields}{fields}, int[] wanted) -> Tensor[]"
-    define(f"{qualified}_backward", schema, run_backward, fake_backward)
+    define_op(f"{qualified}_backward", schema, run_backward, fake_backward)
     op = getattr(torch.ops.vilonghorn, name).default
     backward_op = getattr(torch.ops.vilonghorn, f"{name}_backward").default
 
