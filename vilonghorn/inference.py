@@ -35,7 +35,6 @@ from .models.weights_file import check_architecture, check_file, check_numbers, 
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 WITHOUT_FILE = ("pretrained", "random")  # weights of a timm model
-TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 
 
 @dataclass(frozen=True)
@@ -213,9 +212,9 @@ def _find_architecture(name: str) -> str:
 def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads a file of weights for a model.
 
-    Returns what a run recorded, with `kwargs` without those for training, or nothing; and its entries of
-    `pretrained_cfg_overlay`. Raises FileNotFoundError, or ValueError if it is no file of weights, is damaged, or has
-    weights of another model than `name`, as far as both are in timm's registry.
+    Returns what a run recorded, or nothing; and its entries of `pretrained_cfg_overlay`. Raises FileNotFoundError, or
+    ValueError if it is no file of weights, is damaged, or has weights of another model than `name`, as far as both are
+    in timm's registry.
     """
     weights, record = read_weights(file)
     overlay = {"state_dict": weights, "source": None}  # None: not the weights of a folder or of the Hub
@@ -226,7 +225,6 @@ def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any]
         raise ValueError(f"{file} contains weights of {recorded}, not of {architecture}")
     kwargs = record.get("kwargs", {})
     check_architecture(architecture, kwargs, file, weights if "kwargs" in record else None)
-    record["kwargs"] = {key: value for key, value in kwargs.items() if key not in TRAINING_KWARGS}
     if (size := kwargs.get("img_size")) is not None:
         overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
     return record, overlay
