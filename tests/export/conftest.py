@@ -1,6 +1,7 @@
 """A small model, its checkpoint, and images for it."""
 
 import subprocess
+from functools import cache
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -9,7 +10,8 @@ import timm
 import torch
 
 from vilonghorn.engine.checkpoint import save_weights
-from vilonghorn.export import run_exported, verify
+from vilonghorn.export import capture, export, formats, run_exported, verify
+from vilonghorn.ops.backends import cpu
 
 SMALL = dict(img_size=32, patch_size=8, embed_dim=32, depth=1, num_classes=5)
 HIERARCHY = dict(img_size=32, embed_dims=(16, 32), depths=(1, 1), num_heads=(None, 4), mlp_ratios=(0, 1), num_classes=5)
@@ -32,6 +34,35 @@ def small():
 def images():
     """Makes random images: `images(B, C, H, W)`."""
     return lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """Exports a small model to ONNX, once: `exported(name, scan, **kwargs)` returns it and its file."""
+
+    @cache
+    def export_once(name, scan=None, **kwargs):
+        model, path = make_small(name, **kwargs), tmp_path_factory.mktemp(name) / "model.onnx"
+        errors = export(model, "onnx", path, scan=scan)
+        assert len(errors) == 6 and max(error for _, error in errors) < 1e-5
+        return model, path
+
+    return export_once
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a file as `export` does, without the comparison: `write(model, kind)` returns its path."""
+
+    def write_file(model, kind):
+        if kind == "ort" and cpu.library is None:
+            pytest.skip("the native library is not built")
+        form = formats.FORMATS[kind]
+        path = tmp_path / f"model{form.suffix}"
+        form.write(capture.capture(model, form.library is not None), path, capture.describe(model))
+        return path
+
+    return write_file
 
 
 @pytest.fixture(scope="session")

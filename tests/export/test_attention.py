@@ -1,7 +1,6 @@
 """Scans of the exact rule are one operator of onnxruntime, or products of matrices for other runtimes."""
 
 import json
-from functools import cache
 
 import onnx
 import onnxruntime
@@ -12,25 +11,12 @@ from vilonghorn.cli import main
 from vilonghorn.export import export, run_exported
 
 
-@pytest.fixture(scope="module")
-def write(small, tmp_path_factory):
-    """Exports a model once: `write(name, **kwargs)` returns it and its file."""
-
-    @cache
-    def export_once(name, **kwargs):
-        model, path = small(name, **kwargs), tmp_path_factory.mktemp(name) / "model.onnx"
-        assert max(error for _, error in export(model, "onnx", path)) < 1e-5
-        return model, path
-
-    return export_once
-
-
 @pytest.mark.parametrize(
     "name, kwargs, heads",
     [("vilonghornv2_nano", {}, [4]), ("vilonghorn_nano_exact", dict(num_heads=2), [2])],
 )
-def test_a_scan_is_one_operator_with_keys_shared_by_heads(name, kwargs, heads, write, images, capsys):
-    model, path = write(name, **kwargs)
+def test_a_scan_is_one_operator_with_keys_shared_by_heads(name, kwargs, heads, exported, images, capsys):
+    model, path = exported(name, **kwargs)
     graph = onnx.load(path).graph
     scans = [node for node in graph.node if node.domain == "com.microsoft"]
     attributes = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} for node in scans]
@@ -43,7 +29,7 @@ def test_a_scan_is_one_operator_with_keys_shared_by_heads(name, kwargs, heads, w
     assert "needs: onnxruntime 1.30 or later, for its operator LinearAttention" in capsys.readouterr().out
 
 
-def test_a_quantizer_takes_the_names_of_the_nodes_to_leave_out(write, images, tmp_path):
+def test_a_quantizer_takes_the_names_of_the_nodes_to_leave_out(exported, images, tmp_path):
     from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
     class Reader(CalibrationDataReader):
@@ -52,7 +38,7 @@ def test_a_quantizer_takes_the_names_of_the_nodes_to_leave_out(write, images, tm
         def get_next(self):
             return next(self.batches, None)
 
-    model, path = write("vilonghornv2_nano")
+    model, path = exported("vilonghornv2_nano")
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     quantize_static(path, tmp_path / "int8.onnx", Reader(), nodes_to_exclude=json.loads(metadata["quantize_exclude"]))
     graph = onnx.load(tmp_path / "int8.onnx").graph

@@ -9,7 +9,6 @@ import torch
 
 from vilonghorn.cli import main
 from vilonghorn.export import capture, export, formats, load_for_export
-from vilonghorn.ops.backends import cpu
 
 TRUNK = ("vilonghorn_nano", dict(depth=2, out_indices=(0, -1)), ["rows", "columns"])
 HIERARCHY = ("vilonghornv2_nano", {}, ["2*rows", "2*columns"])
@@ -17,17 +16,12 @@ HIERARCHY = ("vilonghornv2_nano", {}, ["2*rows", "2*columns"])
 
 @pytest.mark.parametrize("kind, model", [("onnx", HIERARCHY), ("ort", TRUNK)])
 @pytest.mark.usefixtures("in_this_process")
-def test_a_file_returns_the_maps_of_the_model(kind, model, small, images, tmp_path):
-    if kind == "ort" and cpu.library is None:
-        pytest.skip("the native library is not built")
+def test_a_file_returns_the_maps_of_the_model(kind, model, small, images, write):
     name, kwargs, sizes = model
     form, model = formats.FORMATS[kind], small(name, features_only=True, **kwargs)
-    path, described = tmp_path / f"model{form.suffix}", capture.describe(model)
+    path, found = write(model, kind), json.loads(capture.describe(model)["features"])
     if kind == "ort":
         assert max(error for _, error in export(model, kind, path)) < 1e-5
-    else:
-        form.write(capture.capture(model, form.library is not None), path, described)
-    found = json.loads(described["features"])
     assert [level["reduction"] for level in found] == model.feature_info.reduction()
     run = form.load(path, *form.libraries())
     for shape in [(1, 3, 64, 64), (3, 3, 48, 112), (2, 3, 80, 64)]:

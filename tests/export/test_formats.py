@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import onnx
@@ -12,36 +11,19 @@ import onnxruntime
 import pytest
 import torch
 
-from vilonghorn.export import capture, export, formats, onnx_file
-from vilonghorn.ops.backends import cpu
+from vilonghorn.export import capture, formats, onnx_file
 
 PAGE = Path(__file__).parents[2].joinpath("docs/export/runtimes.md").read_text("utf-8")
 SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]
 STRIDE_4 = dict(stride=4, num_heads=2)
 
 
-@pytest.fixture(scope="module")
-def write(small, tmp_path_factory):
-    """Exports a model once to ONNX: `write(name, **kwargs)` returns it and its file."""
-
-    @cache
-    def export_once(name, **kwargs):
-        model, path = small(name, **kwargs), tmp_path_factory.mktemp(name) / "model.onnx"
-        assert len(export(model, "onnx", path, scan="standard")) == 6
-        return model, path
-
-    return export_once
-
-
+# nodes: 73 a block, and those of the model
 @pytest.mark.parametrize(
-    "name, kwargs, nodes",  # 73 a block, and those of the model
-    [
-        ("vilonghorn_nano", {}, 200),
-        ("vilonghorn_nano_exact", STRIDE_4, 400),
-    ],
+    "name, kwargs, nodes", [("vilonghorn_nano", {}, 200), ("vilonghorn_nano_exact", STRIDE_4, 400)]
 )
-def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nodes, write, images):
-    model, path = write(name, **kwargs)
+def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nodes, exported, images):
+    model, path = exported(name, "standard", **kwargs)
     written = onnx.load(path)
     onnx.checker.check_model(written, full_check=True)
     assert [(entry.domain, entry.version) for entry in written.opset_import] == [("", onnx_file.OPSET)]
@@ -61,16 +43,8 @@ REASONS = {"onnx": OF_ONNX, "ort": OF_ONNX, "pt2": r"Guard failed: .*x.size\(\)\
 
 
 @pytest.mark.parametrize("kind, stride", [("onnx", 4), ("ort", 8), ("pt2", 4)])
-def test_a_size_that_would_be_cropped_is_refused_and_no_other(kind, stride, write, small, images, tmp_path):
-    if kind == "ort" and cpu.library is None:
-        pytest.skip("the native library is not built")
-    form = formats.FORMATS[kind]
-    if kind == "onnx":
-        _, path = write("vilonghorn_nano_exact", **STRIDE_4)
-    else:
-        model, path = small(stride=stride), tmp_path / f"model{form.suffix}"
-        form.write(capture.capture(model, form.library is not None), path, capture.describe(model))
-    run = form.load(path, *form.libraries())
+def test_a_size_that_would_be_cropped_is_refused_and_no_other(kind, stride, write, small, images):
+    run = formats.FORMATS[kind].load(write(small(stride=stride), kind), *formats.FORMATS[kind].libraries())
     fits, over = 8 + 3 * stride, 8 + 3 * stride + 1
     for height, width in ((fits, over), (over, fits)):
         sizes = height, width, *(fits + stride if side == over else fits for side in (height, width))
@@ -81,11 +55,9 @@ def test_a_size_that_would_be_cropped_is_refused_and_no_other(kind, stride, writ
 
 
 @pytest.mark.parametrize("name", ["vilonghornv2_nano", "vilonghorn_nano_exact", "vim_nano"])
-def test_openvino_computes_the_model_at_other_sizes(name, small, images, tmp_path):
-    openvino = pytest.importorskip("openvino")
-    model, path = small(name), tmp_path / "model.onnx"
-    onnx_file.write_onnx(capture.capture(model), path, capture.describe(model))
-    run = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+def test_openvino_computes_the_model_at_other_sizes(name, small, images, write):
+    openvino, model = pytest.importorskip("openvino"), small(name)
+    run = openvino.compile_model(write(model, "onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for shape in [(1, 3, 64, 24), (3, 3, 40, 48)]:
         [actual] = run(images(*shape).numpy()).values()
         torch.testing.assert_close(torch.from_numpy(actual), model(images(*shape)), rtol=0, atol=1e-4)

@@ -19,17 +19,8 @@ from vilonghorn.export.precision import quantize, round_weights, stored_weights
 from vilonghorn.layers import Mixer
 from vilonghorn.ops.backends import cpu
 
-LARGE = dict(embed_dim=128)  # torch's exporter folds conversions of small weights
 MATRICES = ("head.weight", "patch_embed.proj.weight", "in_proj.weight", "out_proj.weight", "x_proj", "dt_proj")
 needs_native = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
-
-
-@pytest.fixture(scope="module")
-def plain(small, tmp_path_factory):
-    """A model, and its file with float32 weights."""
-    model, path = small("vim_nano", **LARGE), tmp_path_factory.mktemp("plain") / "model.onnx"
-    export(model, "onnx", path)
-    return model, path
 
 
 def rounded(model, weights):
@@ -56,8 +47,9 @@ def optimized(path):
 
 @pytest.mark.parametrize("weights, kind, most", [("fp16", "float16", 0.65), ("int8", "int8", 0.45)])
 @pytest.mark.usefixtures("in_this_process")
-def test_a_portable_file_has_rounded_weights_and_is_smaller(weights, kind, most, plain, images, tmp_path):
-    (model, full), path = plain, tmp_path / "model.onnx"
+def test_a_portable_file_has_rounded_weights_and_is_smaller(weights, kind, most, exported, images, tmp_path):
+    # torch's exporter folds conversions of small weights
+    (model, full), path = exported("vim_nano", embed_dim=128), tmp_path / "model.onnx"
     before = copy.deepcopy(model.state_dict())
     assert max(error for _, error in export(model, "onnx", path, weights)) < 1e-5
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -61,17 +61,6 @@ def test_a_file_that_computes_something_else_is_thrown_away_and_the_old_one_stay
     assert path.read_text() == "the old file" and list(tmp_path.iterdir()) == [path]
 
 
-def test_an_export_that_fails_leaves_nothing(small, tmp_path, write_pt2):
-    def write(_, path, metadata):
-        path.write_text("half")
-        raise OSError("no space left")
-
-    write_pt2(write)
-    with pytest.raises(OSError, match="no space left"):
-        export(small(), "pt2", tmp_path / "model.pt2")
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("kind", ["onnx", "pt2"])
 @pytest.mark.usefixtures("captured")
 def test_a_name_that_is_not_utf8_is_written_and_read(kind, small, images, tmp_path):
