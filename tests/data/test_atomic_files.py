@@ -60,7 +60,7 @@ def test_a_signal_after_the_renaming_keeps_the_new_files(tmp_path, monkeypatch):
     for path in paths:
         path.write_bytes(b"old")
     monkeypatch.setattr(atomic_files, "sync_folder", interrupt)
-    with pytest.raises(KeyboardInterrupt), atomic_writes(*((path, "wb") for path in paths)) as files:
+    with pytest.raises(KeyboardInterrupt), atomic_writes(*paths) as files:
         for file in files:
             file.write(b"new")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(paths, b"new")
@@ -81,7 +81,7 @@ def test_an_error_between_renames_never_puts_the_first_old_file_beside_a_new_one
     monkeypatch.setattr(os, "replace", fail_once)
     for name in "ab":
         (tmp_path / name).write_bytes(b"old")
-    targets = [(tmp_path / name, "wb") for name in "ab"]
+    targets = [tmp_path / name for name in "ab"]
     with pytest.raises(OSError, match="input/output error"), atomic_writes(*targets) as files:
         for file in files:
             file.write(b"new")

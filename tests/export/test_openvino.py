@@ -117,12 +117,12 @@ def test_the_pair_is_replaced_together_and_a_failure_keeps_the_old_one(tmp_path,
 
     monkeypatch.setattr(atomic_files.os, "replace", replace)
     with pytest.raises(PermissionError, match="in use"):
-        with atomic_files.atomic_writes(*((file, "w") for file in pair)) as files:
+        with atomic_files.atomic_writes(*pair, mode="w") as files:
             for file in files:
                 file.write("new")
     assert [file.read_text() for file in pair] == ["old", "old"] and len([*tmp_path.iterdir()]) == 2
     monkeypatch.undo()
-    with atomic_files.atomic_writes(*((file, "w") for file in pair)) as files:
+    with atomic_files.atomic_writes(*pair, mode="w") as files:
         for file in files:
             file.write("new")
     assert [file.read_text() for file in pair] == ["new", "new"] and len([*tmp_path.iterdir()]) == 2

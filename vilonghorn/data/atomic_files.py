@@ -48,25 +48,23 @@ def exits_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO[Any]]]:
+def atomic_writes(*paths: Path, mode: Literal["wb", "w"] = "wb") -> Iterator[list[IO[Any]]]:
     """As `atomic_write`, for several files of one folder: all are on the disk before the first is renamed.
 
     The first is renamed last. Meanwhile, and after a kill or an error in between, its old version is `NAME.PID.old`:
     never beside new others.
     """
-    paths = [path for path, _ in targets]
     for path in paths:
         check_is_file(path)
+    encoding = None if mode == "wb" else "utf-8"
     partials = [path.with_name(f"{path.name}.{os.getpid()}.partial") for path in paths]
     old = paths[0].with_name(f"{paths[0].name}.{os.getpid()}.old")
     with exits_on_sigterm():
         try:
             with named_errors(paths[0]):
                 with ExitStack() as stack:
-                    files = [
-                        stack.enter_context(open(partial, f"{mode}+", encoding=None if "b" in mode else "utf-8"))
-                        for partial, (_, mode) in zip(partials, targets)
-                    ]
+                    opened = (open(partial, f"{mode}+", encoding=encoding) for partial in partials)
+                    files = [stack.enter_context(file) for file in opened]
                     yield files
                     for file in files:
                         file.flush()
@@ -92,7 +90,7 @@ def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> It
     that raises, or that a signal ends, leaves the old file and removes the partial one; a killed process leaves both.
     Mode "w" is for UTF-8 text. The file can be read back, too. A folder, a device or a pipe is a FileExistsError.
     """
-    with atomic_writes((Path(path), mode)) as (file,):
+    with atomic_writes(Path(path), mode=mode) as (file,):
         yield file
 
 

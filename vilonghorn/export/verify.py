@@ -82,7 +82,7 @@ def export(
     logger.info("capturing the graph of the model")
     program = capture(model, has_operators, "fp32" if form.package else precision, scan, fixed)
     remedy = "export again, or elsewhere by --output"
-    place = atomic_folder(path) if form.package else atomic_writes(*((target, "wb") for target in targets))
+    place = atomic_folder(path) if form.package else atomic_writes(*targets)
     with explain_full_disk(path, remedy), place as opened:
         file = opened if isinstance(opened, Path) else Path(opened[0].name)
         logger.info("writing %s%s", printable(path.name), ": this takes a minute or more" * (kind == "pt2"))

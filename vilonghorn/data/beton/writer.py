@@ -116,7 +116,7 @@ def write_beton(
         page = max(MIN_PAGE, 1 << (4 * max_resolution**2).bit_length())
         with (
             explain_full_disk(path, "write again, elsewhere or with mode 'jpg'"),
-            atomic_writes((path, "wb"), (fmt.manifest_path(path), "w")) as (file, beside),
+            atomic_writes(path, fmt.manifest_path(path)) as (file, beside),
             closing(in_order(encode, enumerate(samples), workers)) as encoded,
         ):
             bar = tqdm(encoded, total=count, desc=f"writing {path.name}", unit="img", disable=not progress)
@@ -133,7 +133,7 @@ def write_beton(
                 "crc32": base64.b64encode(checksums.tobytes()).decode("ascii"),
                 "settings": {"mode": mode, "max_resolution": max_resolution, "jpeg_quality": jpeg_quality},
             }
-            beside.write(json.dumps(manifest, indent=1) + "\n")
+            beside.write(json.dumps(manifest, indent=1).encode() + b"\n")
         return fmt.check_beton(path)
 
 
