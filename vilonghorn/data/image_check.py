@@ -1,6 +1,6 @@
 """Opens all images of a folder before work starts.
 
-What is found is kept in the user's cache by the name, size and times of each file, so that a file is read once.
+Images that can be read are kept in the user's cache by name, size and times, so that each is read once.
 """
 
 import hashlib
@@ -61,14 +61,13 @@ class ImageCheck:
                 self.keep()
 
     def keep(self) -> None:
-        """Writes the findings to the cache. Warns if that is not possible."""
-        known = self.problems != None  # noqa: E711
-        columns = [self.names[i] for i in np.flatnonzero(known)], self.problems[known]
-        names, problems = (np.frombuffer("\0".join(c).encode(errors="surrogateescape"), np.uint8) for c in columns)
+        """Writes to the cache which images can be read. Warns if that is not possible."""
+        good = np.flatnonzero(self.problems == "")
+        names = np.array([os.fsencode(self.names[i]) for i in good])
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._file) as file:
-                np.savez(file, names=names, problems=problems, stats=self._stats[known], digests=self.digests[known])
+                np.savez(file, names=names, stats=self._stats[good], digests=self.digests[good])
         except OSError as error:
             warnings.warn(f"{self._file} cannot be written, so that all images are opened again: {error}", stacklevel=2)
 
@@ -83,23 +82,21 @@ class ImageCheck:
             self.problems[position] = str(error).removeprefix(f"{printable(path)}: ")
 
     def _recall(self) -> None:
-        """Takes from the cache what was found in files that have the same size and times."""
+        """Takes from the cache the files that have the same size and times."""
         try:
             with np.load(self._file) as old:  # compares the CRC-32 of each array
-                texts = (old[key].tobytes().decode(errors="surrogateescape") for key in ("names", "problems"))
-                names, problems = (text.split("\0") for text in texts)
-                stats, digests = old["stats"], old["digests"]
-            position = {name: i for i, name in enumerate(names)}
-            at = np.array([position.get(name, -1) for name in self.names], np.int64)
-            same = (at >= 0) & (self._stats[:, 0] >= 0)
+                names, stats, digests = (old[key] for key in ("names", "stats", "digests"))
+            position = {name: i for i, name in enumerate(names.tolist())}
+            at = np.array([position.get(os.fsencode(name), -1) for name in self.names], np.int64)
+            same = at >= 0
             same[same] = (stats[at[same]] == self._stats[same]).all(1)
-            self.digests[same], self.problems[same] = digests[at[same]], np.array(problems, object)[at[same]]
+            self.digests[same], self.problems[same] = digests[at[same]], ""
         except Exception as error:  # a damaged archive raises nearly any exception
             warnings.warn(f"{self._file} is damaged, so that all images are opened again: {error}", stacklevel=2)
 
 
 def _stat(path: str) -> tuple[int, int, int]:
-    """Size and times of a file; negative if it is not there, so that it is opened each time."""
+    """Size and times of a file; negative if it is not there."""
     try:
         status = os.stat(path)
     except OSError:
