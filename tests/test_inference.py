@@ -78,6 +78,16 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path):
     assert loaded.class_name(3) == "3"
 
 
+def test_an_image_that_is_too_long_to_resize_is_named(run, tmp_path):
+    loaded = load(run[0])
+    Image.new("RGB", (2, 3000)).save(tmp_path / "long.png")
+    make_image(tmp_path / "a.png", 1)
+    loaded = replace(loaded, preprocessing=loaded.preprocessing | {"crop_mode": "border"})
+    long, other = predict(loaded, [str(tmp_path / name) for name in ("long.png", "a.png")])
+    assert "long.png: its 2x3000 pixels cannot be resized for this model (ValueError: height" in long["error"]
+    assert "predictions" in other
+
+
 def test_published_weights_bring_the_names_of_their_classes():
     names = pretrained_class_names(timm.create_model(NANO, img_size=32))
     assert len(names) == 1000 and names[0] == "tench, Tinca tinca" and "toilet tissue" in names[999]

@@ -269,7 +269,10 @@ def _read_batch(
             if os.path.isdir(file):
                 found = "is a folder; give its images" if list_images(file)[0] else "no image in this folder"
                 raise ValueError(f"{printable(file)}: {found}; expected names that end in {', '.join(EXTENSIONS)}")
-            images.append(transform(read_image(file, max_pixels)))
+            image = read_image(file, max_pixels)
+            problem = f"{printable(file)}: its {image.width}x{image.height} pixels cannot be resized for this model"
+            with explain_model_errors(problem, "crop it"):
+                images.append(transform(image))
         except ValueError as error:
             result["error"] = str(error)
     return results, default_collate(images) if images else None
