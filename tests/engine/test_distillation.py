@@ -13,7 +13,6 @@ from PIL import Image
 from rank_run import ended, start_ranks
 from toy_run import ToyLoader, dies, toy_config, toy_trainer
 
-from vilonghorn.data import create_loader
 from vilonghorn.engine import Trainer, load_run
 from vilonghorn.engine.checkpoint import load_weights, save_weights
 from vilonghorn.engine.dry_run import dry_run
@@ -195,11 +194,7 @@ def test_a_file_and_a_name_are_teachers_too(teachers, tmp_path):
         (["--task.teacher=FOLDER"], NAMES, "there are no weights .*best.safetensors"),
         (["--task.teacher_cache=true"], NAMES, r"task.teacher_cache is true, but task.teacher is \[\]"),
         (["--task.teacher=[RUN, RUN]", "--task.teacher_output=features"], NAMES, "features, which takes one teacher"),
-        (
-            ["--task.teacher=RUN", "--task.teacher_temperature=0"],
-            NAMES,
-            "task.teacher_temperature is 0.0; it must lie in",
-        ),
+        (["--task.teacher=RUN", "--task.teacher_temperature=0"], NAMES, "task.teacher_temperature is 0.0; it must lie"),
         (["--task.teacher=['']"], NAMES, "task.teacher is '', expected a name or a path"),
     ],
 )
@@ -208,17 +203,6 @@ def test_a_teacher_that_does_not_fit_is_refused_in_a_sentence(teachers, tmp_path
     with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
         Distillation(toy_config(tmp_path, *options), len(names), CPU, names)
     assert "\n" not in str(raised.value)
-
-
-def test_a_loader_of_other_images_is_not_given_cached_logits(teachers, tmp_path):
-    write_stripes(tmp_path / "data")
-    options = folder_options(tmp_path / "data", teachers)
-    other = create_loader(tmp_path / "data", training=True, batch_size=8, image_size=16, device="cpu", workers=0)
-    other.fingerprint = "another"
-    trainer = toy_trainer(tmp_path / "run", *options, train=other)
-    with pytest.raises(ValueError, match=r"the fingerprint of data.train .* that of the loader is another: give the"):
-        trainer.fit()
-    assert not list((tmp_path / "run").glob("teacher-*"))
 
 
 def test_another_teacher_in_its_place_is_refused_on_resume(teachers, tmp_path):

@@ -34,8 +34,7 @@ class Trainer:
 
     Args:
         config: the run.
-        train: loader of the training data, with the attributes of `vilonghorn.data.Loader`, of the images of
-            `data.train` if `task.teacher_cache` is true; None: made from the configuration.
+        train: loader of the training data, as a `vilonghorn.data.Loader`; None: made from the configuration.
         val: loader of the held-out data; None: made from the configuration.
         resume: resume from the last checkpoint in `config.run.dir`; "auto": if there is one, else start.
         overwrite: replace a run in `config.run.dir`.

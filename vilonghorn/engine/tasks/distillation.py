@@ -170,11 +170,8 @@ class Distillation(Classification):
 
     def _write_cache(self, file: Path, loader: Any, on_batch: Callable[[], None]) -> None:
         """Writes the logits of all images, (N, classes) float16, of which each process computes a part."""
-        dist, config = Distributed(), self.config
-        source = build_loader(config, self.device, training=False, classes=loader.class_names, source=loader.data)
-        if source.fingerprint != loader.fingerprint:  # of a loader that `Trainer` was given
-            found = f"{source.fingerprint}, but that of the loader is {loader.fingerprint}"
-            raise ValueError(f"the fingerprint of data.train ({config.data.train}) is {found}: give the same data")
+        dist, given = Distributed(), {"classes": loader.class_names, "source": loader.data}
+        source = build_loader(self.config, self.device, training=False, **given)
         dist.print(f"teacher: computing the logits of {source.num_samples} training images")
         with ExitStack() as stack:
             batches = stack.enter_context(closing(source.epoch(0)))
