@@ -4,15 +4,10 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 from vilonghorn.ops.backends import cpu
-
-needs_amx = pytest.mark.skipif(
-    not cpu.has_bf16_products(), reason="the processor or the library lacks products of bfloat16 values"
-)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import shutil
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,7 +13,8 @@ import torch
 from count_calls import count
 from hypothesis import given
 from hypothesis import strategies as st
-from native_gemm import needs_amx, products
+from marks import needs_amx, needs_compiler, needs_fused
+from native_gemm import products
 from oracle import KERNEL_RULES
 from torch import nn
 from torch._dynamo.utils import counters
@@ -22,12 +22,7 @@ from torch.autograd import forward_ad
 
 from vilonghorn.layers import Block, Blocks, to_fp32
 from vilonghorn.layers.exportable import make_exportable
-from vilonghorn.layers.fast_block import can_run_now
 from vilonghorn.ops.backends import cpu
-
-needs_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
-)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -106,11 +101,6 @@ def operators(function) -> set[str]:
     with torch.profiler.profile() as profile:
         function()
     return {event.key for event in profile.key_averages()}
-
-
-needs_fused = pytest.mark.skipif(
-    not can_run_now(torch.ones(1)), reason="needs the native CPU library on an x86 processor"
-)
 
 
 OPTIONS = {

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from oracle import KERNEL_RULES
+from own_operators import OwnOperators
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,19 +15,6 @@ from vilonghorn.ops.arguments import ScanArguments
 from vilonghorn.ops.backends import choose, cuda
 from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.backends import triton as triton_backend
-
-
-class Record(TorchDispatchMode):
-    """Keeps our own operators, in order, with what they are given."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "vilonghorn":
-            self.calls.append((function.__name__.removesuffix(".default"), args))
-        return function(*args, **kwargs or {})
 
 
 def passes_of(rule: str, device: str, autocast: bool):
@@ -42,11 +30,11 @@ def passes_of(rule: str, device: str, autocast: bool):
 def test_under_autocast_activations_are_bfloat16_and_parameters_of_gates_float32(rule, monkeypatch):
     """On a CPU without its library, which takes the same way; torch has no autocast for a GPU that is not there."""
     monkeypatch.setattr(native, "_reason", "not built")
-    with Record() as record:
+    with OwnOperators() as own:
         block, x, y = passes_of(rule, "cpu", autocast=True)
         grads = torch.autograd.grad(y, [x, *block.parameters()], torch.ones_like(y))
-    assert [name for name, _ in record.calls] == ["scan", "scan_backward"]
-    (u, dt, k, q, z, A, D, dt_bias, *_) = record.calls[0][1]
+    assert own.names == ["scan", "scan_backward"]
+    (u, dt, k, q, z, A, D, dt_bias, *_) = own.arguments[0]
     assert {t.dtype for t in (u, dt, k, q, z)} == {torch.bfloat16}
     assert {t.dtype for t in (A, D, dt_bias) if t is not None} == {torch.float32}
     assert {t.dtype for t in (y, *grads)} == {torch.float32} and all(t.isfinite().all() for t in grads)

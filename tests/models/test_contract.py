@@ -1,15 +1,14 @@
 """What users do to a backbone: rectangles, odd sizes, short types, export, compilation, TorchScript; and bad input."""
 
-import shutil
-
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
 import torchvision.models.feature_extraction
+from marks import needs_compiler
+from own_operators import OwnOperators
 from torch._dynamo.testing import CompileCounter
 from torch.export import Dim, export
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import vilonghorn  # noqa: F401  (registers the models)
 
@@ -80,7 +79,7 @@ def test_a_short_dtype_goes_in_and_comes_out(dtype):
     assert {f.dtype for f in features} == {dtype}
 
 
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
+@needs_compiler
 def test_torch_compile_in_one_graph_equals_eager():
     assert f"vilonghorn {vilonghorn.__version__};" in torch.compiler.config.cache_key_tag
     torch.compiler.reset()
@@ -188,19 +187,6 @@ def test_hooks_on_all_modules_see_each_of_them():
     finally:
         hook.remove()
     assert {name for name, module in model.named_modules() if not any(module is other for other in seen)} == set()
-
-
-class OwnOperators(TorchDispatchMode):
-    """Names of the library's own operators that run."""
-
-    def __enter__(self):
-        self.names = set()
-        return super().__enter__()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "vilonghorn":
-            self.names.add(str(function))
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", ["vilonghorn_nano_shared", "vim_nano"])

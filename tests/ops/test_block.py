@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_gemm import needs_amx, products
+from marks import needs_amx, needs_fused
+from native_gemm import products
 from oracle import KERNEL_RULES, block_inputs, compare, residual_block, value_and_grads
 from torch.utils.flop_counter import FlopCounterMode
 
-from vilonghorn.layers.fast_block import can_run_now
 from vilonghorn.ops import block, mamba_inner, rms_norm
 from vilonghorn.ops.arguments import LAYOUTS, BlockArguments
 from vilonghorn.ops.backends import cpu as native
@@ -30,9 +30,7 @@ SHAPES = [
     (1, 7, 40, 33, 64, 5, 7, 16, 0),
 ]
 RULES_AND_NONE = (*KERNEL_RULES, "none")
-pytestmark = pytest.mark.skipif(
-    not can_run_now(torch.ones(1)), reason="needs the native CPU library on an x86 processor"
-)
+pytestmark = needs_fused
 
 
 def flags(G):

@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
+from marks import needs_native
 from oracle import compare, conv_inputs, convolution
 
 from vilonghorn.ops import conv_silu
@@ -34,7 +35,7 @@ def test_values_and_gradients_agree_with_torchs_convolution(shape, dtype, implem
     compare(IMPLEMENTATIONS[implementation], values, TOLERANCE[dtype], truth=convolution, reverse=reverse)
 
 
-@pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
+@needs_native
 @pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("d_conv", [4, 3])
 def test_every_instruction_set_agrees_with_torchs_convolution(d_conv, isa):
@@ -42,7 +43,7 @@ def test_every_instruction_set_agrees_with_torchs_convolution(d_conv, isa):
         compare(conv_silu, conv_inputs(2, 2, 21, 37, d_conv), 1e-6, truth=convolution, reverse=(True, False))
 
 
-@pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
+@needs_native
 def test_opcheck_passes():
     values = {name: value.requires_grad_() for name, value in conv_inputs(2, 2, 9, 5, 4).items()}
     torch.library.opcheck(torch.ops.vilonghorn.conv_silu.default, (*values.values(), [False, True], None, [], True))

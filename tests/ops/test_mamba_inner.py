@@ -5,6 +5,7 @@ from unittest import mock
 import pytest
 import torch
 from flat_arguments import from_tensors
+from marks import needs_native
 from oracle import KERNEL_RULES, compare, mixer, mixer_inputs
 
 from vilonghorn.ops import mamba_inner
@@ -25,9 +26,6 @@ SHAPES = [
 ]
 RULES_AND_NONE = (*KERNEL_RULES, "none")
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-12}
-fused = pytest.mark.skipif(
-    native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}"
-)
 
 
 def flags(G):
@@ -39,7 +37,7 @@ def composed(rule, reverse, **tensors):
     return mamba_inner_composed(args, backend="reference")
 
 
-@fused
+@needs_native
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rule", RULES_AND_NONE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -56,7 +54,7 @@ def test_the_composed_mixer_agrees_with_the_oracle(shape, rule):
     compare(composed, values, 1e-12, truth=mixer, rule=rule, reverse=flags(shape[0]))
 
 
-@fused
+@needs_native
 @pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize(
     "rule, channels, heads",
@@ -74,7 +72,7 @@ def test_heads_that_share_dt_agree_with_the_oracle(rule, channels, heads, isa):
         compare(mamba_inner, values, 6e-6, truth=mixer, rule=rule, reverse=(True, False))  # few heads: long sums cancel
 
 
-@fused
+@needs_native
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
 @pytest.mark.parametrize("rule", RULES_AND_NONE)
 def test_with_heads_over_a_grid_short_storage_costs_the_rounding_of_what_is_stored(rule, dtype, tolerance, threads):
@@ -88,7 +86,7 @@ def test_with_heads_over_a_grid_short_storage_costs_the_rounding_of_what_is_stor
     assert torch.equal(y, exact.to(dtype)), "the arithmetic is that of the weights' type, rounded once"
 
 
-@fused
+@needs_native
 def test_what_lies_around_a_strided_input_does_not_matter():
     values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn")
     wide = torch.full((2, 9, 3, 10), float("nan"))
@@ -97,7 +95,7 @@ def test_what_lies_around_a_strided_input_does_not_matter():
     assert torch.equal(mamba_inner(**values, **options), mamba_inner(**values | {"xz": wide[:, :, 1]}, **options))
 
 
-@fused
+@needs_native
 @pytest.mark.parametrize("B, L", [(0, 3), (2, 0)])
 def test_without_tokens_the_gradients_of_weights_are_zero(B, L):
     values = mixer_inputs(2, B, L, 5, 3, 2, 4, rule="mamba")
@@ -106,7 +104,7 @@ def test_without_tokens_the_gradients_of_weights_are_zero(B, L):
         assert grad.shape == leaf.shape and not grad.any()
 
 
-@fused
+@needs_native
 @pytest.mark.parametrize("rule", ["longhorn", "mamba"])
 def test_the_operator_passes_torchs_checks(rule):
     values = mixer_inputs(2, 2, 40, 16, 3, 2, 4, rule=rule)  # 16 channels: see test_scan_operator.py

@@ -5,15 +5,13 @@ from unittest import mock
 import oracle
 import pytest
 import torch
+from marks import needs_native
 from oracle import compare
 
 from vilonghorn.ops import rms_norm
 from vilonghorn.ops.backends import cpu as native
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-fused = pytest.mark.skipif(
-    native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}"
-)
 
 
 def truth(x, weight):
@@ -32,7 +30,7 @@ def test_agrees_with_float64(shape, dtype):
     compare(rms_norm, inputs(*shape, dtype=dtype), TOLERANCE[dtype], truth=truth)
 
 
-@fused
+@needs_native
 @pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("channels", [16, 41])
 def test_every_instruction_set_agrees_with_float64(channels, isa):
@@ -47,7 +45,7 @@ def test_rows_far_apart_in_memory_are_read_where_they_are():
     assert torch.equal(rms_norm(wide[:, 1], values["weight"]), rms_norm(**values))
 
 
-@fused
+@needs_native
 def test_the_operator_passes_torchs_checks():
     leaves = [value.requires_grad_() for value in inputs(3, 20).values()]
     torch.library.opcheck(torch.ops.vilonghorn.rms_norm_cpu, (*leaves, 1e-5, True))

@@ -5,19 +5,16 @@ import re
 
 import pytest
 import torch
+from marks import needs_native
 from oracle import block_inputs, inputs, mixer_inputs
+from own_operators import OwnOperators
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vilonghorn.ops import block, conv_silu, mamba_inner, register, rms_norm, scan
 from vilonghorn.ops.arguments import LAYOUTS, BlockArguments
-from vilonghorn.ops.backends import cpu as native
-
-native_only = pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
-
 
 # Made here, because torch 2.11 cannot trace a random generator before dispatch.
 VALUES = inputs(2, 1, 3, 4, 5, rule="longhorn")
@@ -42,11 +39,11 @@ def run_conv(x):
 
 
 OPERATORS = {
-    "block": pytest.param(run_block, marks=native_only),
+    "block": pytest.param(run_block, marks=needs_native),
     "scan": run_scan,
-    "mamba_inner": pytest.param(run_mamba_inner, marks=native_only),
-    "conv_silu": pytest.param(run_conv, marks=native_only),
-    "rms_norm": pytest.param(lambda x: rms_norm(x, torch.ones(4)), marks=native_only),
+    "mamba_inner": pytest.param(run_mamba_inner, marks=needs_native),
+    "conv_silu": pytest.param(run_conv, marks=needs_native),
+    "rms_norm": pytest.param(lambda x: rms_norm(x, torch.ones(4)), marks=needs_native),
 }
 every_operator = pytest.mark.parametrize("run", OPERATORS.values(), ids=OPERATORS)
 
@@ -114,26 +111,14 @@ def test_saved_tensors_are_unpacked_once_and_may_come_back_with_other_strides(ru
     assert torch.equal(dx, *torch.autograd.grad(run(x).square().sum(), x))
 
 
-class Names(TorchDispatchMode):
-    """What torch's dispatcher is asked for, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **kwargs or {})
-
-
 @every_operator
 def test_a_mode_and_a_profile_see_forward_and_backward(run):
-    with Names() as mode:
+    with OwnOperators() as mode:
         run(tokens().requires_grad_()).sum().backward()
     with profile() as profiled:
         run(tokens().requires_grad_()).sum().backward()
-    for names in (mode.names, [event.name for event in profiled.events()]):
-        seen = [name.removeprefix("vilonghorn::") for name in names if re.fullmatch(r"vilonghorn::\w+", name)]
+    events = (re.fullmatch(r"vilonghorn::(\w+)", event.name) for event in profiled.events())
+    for seen in (mode.names, [event[1] for event in events if event]):
         assert len(seen) == 2 and seen[1] == f"{seen[0]}_backward"
 
 

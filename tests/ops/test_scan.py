@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from marks import needs_native
 from oracle import KERNEL_RULES, compare, inputs, value_and_grads
 from scans import *  # noqa: F403
 
@@ -23,9 +24,6 @@ SHAPES = [
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-12}
 PAIRS = [(torch.float32, g, r) for g, r in ((True, "none"), (False, "mean"))]
 PAIRS += [(torch.float64, g, r) for g, r in ((True, "mean"), (False, "none"))]
-needs_native = pytest.mark.skipif(
-    native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}"
-)
 
 
 @pytest.fixture(params=BACKENDS)

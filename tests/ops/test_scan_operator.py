@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo.testing
+from marks import needs_native
 from oracle import KERNEL_RULES, error, inputs, value_and_grads
 
 from vilonghorn.ops import scan
@@ -55,7 +56,7 @@ def test_autocast_runs_activations_in_bfloat16_and_parameters_in_float32():
     assert torch.equal(y, scan(**rounded, rule="mamba"))
 
 
-@pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
+@needs_native
 def test_the_librarys_own_threads_serve_several_callers_and_a_forked_child():
     """Without OpenMP to share, the library has a pool; a child of a fork has none of its threads and makes its own."""
     script = Path(__file__).parents[1] / "helpers" / "own_threads.py"

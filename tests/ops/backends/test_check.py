@@ -1,11 +1,12 @@
 """The CPU library refuses sizes that its kernels do not take, before one runs: these calls have no memory."""
 
 import pytest
+from marks import needs_native
 
 from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.backends.bindings import CONV, MAMBA_INNER, SCAN
 
-pytestmark = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
+pytestmark = needs_native
 
 
 SIZES = dict(directions=1, batch=1, length=9, channels=4, states=3, chunk=64, channel_splits=1)

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from native_gemm import gemm, int8_product, int8_stem, linear, merged, needs_amx, stem
+from marks import needs_amx, needs_native
+from native_gemm import gemm, int8_product, int8_stem, linear, merged, stem
 
 from vilonghorn.ops.backends import cpu
 
-needs_native = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
 layouts = st.tuples(st.booleans(), st.integers(0, 3))
 
 
