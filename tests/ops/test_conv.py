@@ -83,5 +83,9 @@ def test_a_sequence_in_pieces_gives_what_the_whole_gives(taps, reverse):
     torch.testing.assert_close(torch.cat(parts[::-1] if reverse[0] else parts, 2), expected)
     with pytest.raises(ValueError, match="initial_state has shape"):
         conv_silu(x, weight, bias, reverse=reverse, initial_state=x)
+    with pytest.raises(ValueError, match=r"x has shape \(11, 5\), expected \(B, L, D\)"):
+        conv_silu(x[0], weight, bias, reverse=reverse, return_state=True)
+    with pytest.raises(ValueError, match="reverse has 0 flags"):
+        conv_silu(x, weight, bias, reverse=(), return_state=True)
     with pytest.raises(ValueError, match="expected equal flags"):
         conv_silu(x, weight.expand(2, -1, -1), bias.expand(2, -1), reverse=(False, True), return_state=True)

@@ -63,18 +63,18 @@ def conv_silu(
 
 
 def _conv_of_a_piece(args: ConvArguments, state: Tensor | None, return_state: bool) -> Tensor | Any:
+    _, B, L, D, _, taps, *_ = validate_conv(args)
     x, weight, bias, flags, backend, _ = args
     if len(set(flags)) > 1:
         raise ValueError(f"conv_silu: reverse is {flags}, expected equal flags for a state: all read before x or after")
-    reverse = [bool(flag) for flag in flags]
-    (B, L, D), before = x.shape, weight.shape[-1] - 1
+    before, is_reverse = taps - 1, bool(flags[0])
     state = x.new_zeros(B, before, D) if state is None else state.to(x.dtype)
     if state.shape != (B, before, D):
         raise ValueError(f"conv_silu: initial_state has shape {tuple(state.shape)}, expected {(B, before, D)}")
-    joined = torch.cat([x, state] if reverse[0] else [state, x], 1)
-    y = conv_silu(joined, weight, bias, reverse=reverse, backend=backend)
-    y = y.narrow(2, 0 if reverse[0] else before, L)
-    return (y, joined.narrow(1, 0 if reverse[0] else L, before)) if return_state else y
+    joined = torch.cat([x, state] if is_reverse else [state, x], 1)
+    y = conv_silu(joined, weight, bias, reverse=[is_reverse] * len(flags), backend=backend)
+    y = y.narrow(2, 0 if is_reverse else before, L)
+    return (y, joined.narrow(1, 0 if is_reverse else L, before)) if return_state else y
 
 
 def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
