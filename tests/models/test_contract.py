@@ -1,5 +1,9 @@
 """What users do to a backbone: rectangles, odd sizes, short types, export, compilation, TorchScript; and bad input."""
 
+import json
+import re
+
+import numpy as np
 import pytest
 import timm
 import torch
@@ -10,7 +14,7 @@ from own_operators import OwnOperators
 from torch._dynamo.testing import CompileCounter
 from torch.export import Dim, export
 
-import vilonghorn  # noqa: F401  (registers the models)
+import vilonghorn
 
 NANOS = {"vilonghorn_nano_shared": dict(depth=2, dynamic_img_size=True), "vilonghornv2_nano": dict(depths=(1, 2, 1))}
 SMALL = dict(img_size=32, patch_size=8, embed_dim=32)
@@ -140,6 +144,8 @@ def test_an_exportable_model_is_traced_and_not_scripted(name):
 @pytest.mark.parametrize(
     "options, message",
     [
+        (dict(patch_size=0), "patch_size is 0, expected one or two positive integers"),
+        (dict(stride=(8, 8, 8)), r"stride is \(8, 8, 8\), expected one or two positive integers"),
         (dict(d_state=65), "d_state is 65, expected an integer from 1 to 64"),
         (dict(d_conv=(3, 2)), r"d_conv is \(3, 2\), expected a number of tokens, or an odd height and an odd width"),
         (dict(d_conv=(9, 9)), "d_conv is 81, expected an integer from 1 to 64"),
@@ -155,6 +161,26 @@ def test_an_exportable_model_is_traced_and_not_scripted(name):
 def test_what_no_model_has_is_refused_when_it_is_made(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make("vilonghorn_nano", depth=1, **options)
+
+
+@pytest.mark.parametrize("size", [0, -32, 1.5, 64.0, True, "64", (64,), (64, 0), (64, 64, 64)])
+@pytest.mark.parametrize("name", NANOS)
+def test_a_size_that_is_no_size_is_refused_and_leaves_the_model_as_it_was(name, size):
+    model = make(name, dynamic_img_pad=True)
+    before = model.grid_size()
+    for change in (model.set_input_size, model.grid_size, lambda size: make(name, img_size=size, dynamic_img_pad=True)):
+        with pytest.raises(ValueError, match=re.escape(f"img_size is {size!r}, expected one or two positive integers")):
+            change(size)
+    assert model.grid_size() == before
+
+
+@pytest.mark.parametrize("name", NANOS)
+def test_sizes_may_be_any_kind_of_integers(name):
+    class Pixels(int):
+        pass
+
+    for size in (np.array([64, 96]), (np.int64(64), Pixels(96))):
+        assert json.dumps(make(name, img_size=size).grid_size()) == "[4, 6]"
 
 
 @pytest.mark.parametrize(

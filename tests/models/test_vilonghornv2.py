@@ -1,10 +1,8 @@
 """`VisionLonghorn`: against its equations in float64, its maps, sizes and errors."""
 
-import json
 from unittest import mock
 
 import composition
-import numpy as np
 import pytest
 import timm
 import torch
@@ -182,24 +180,6 @@ def test_an_extractor_has_gradients_for_all_its_parameters_with_and_without_chec
     for kind in ("list", "dict", "hook", "fx"):
         with pytest.raises(ValueError, match=f"feature_cls is '{kind}', expected 'getter'"):
             timm.create_model("vilonghornv2_nano", features_only=True, feature_cls=kind)
-
-
-@pytest.mark.parametrize("size", [0, 1.5, True, (64,), (64, 0), (64, 64, 64)])
-def test_a_size_that_is_refused_leaves_the_model_as_it_was(size):
-    model = make(dynamic_img_pad=True)
-    before = model.img_size
-    with pytest.raises(ValueError, match="size"):
-        model.set_input_size(size)
-    assert model.img_size == before
-
-
-def test_sizes_may_be_any_kind_of_integers():
-    class Pixels(int):
-        pass
-
-    for size in (np.array([64, 96]), (np.int64(64), Pixels(96))):
-        model = make(img_size=size)
-        assert json.dumps(model.img_size) == "[64, 96]"
 
 
 @pytest.mark.parametrize("exportable", [False, True])

@@ -98,6 +98,8 @@ def test_one_call_counts_every_family_in_every_form_at_any_size(name):
     assert count_flops(sized) == count_flops(sized, (1, 32, 64))
     sized.set_input_size((64, 64))
     assert count_flops(sized) == count_flops(sized, 64) == count_flops(sized, np.int64(64))
+    with pytest.raises(ValueError, match="input_size is 0, expected one or two positive integers"):
+        count_flops(model, 0)
     with pytest.raises(ValueError, match=r"input_size is \(1, 3, 64, 96\), expected \(height, width\)"):
         count_flops(model, (1, 3, 64, 96))
 

@@ -1,5 +1,6 @@
 """Patch embedding: timm's `PatchEmbed` with a stride, so that patches may overlap."""
 
+from numbers import Integral
 from typing import Any
 
 import timm.layers
@@ -31,19 +32,20 @@ class PatchEmbed(timm.layers.PatchEmbed):
         device=None,
         dtype=None,
     ) -> None:
-        patch = to_2tuple(patch_size)
-        steps = patch if stride is None else to_2tuple(stride)
-        check_sizes(to_2tuple(img_size), patch, steps, dynamic_img_pad)
+        image, patch = as_size("img_size", img_size), as_size("patch_size", patch_size)
+        steps = patch if stride is None else as_size("stride", stride)
+        check_sizes(image, patch, steps, dynamic_img_pad)
         options: dict[str, Any] = dict(strict_img_size=strict_img_size, dynamic_img_pad=dynamic_img_pad)
-        super().__init__(None, patch, in_chans, embed_dim, **options, device=device, dtype=dtype)
+        options |= dict(patch_size=patch, in_chans=in_chans, embed_dim=embed_dim)
+        super().__init__(None, **options, device=device, dtype=dtype)
         self.stride = self.proj.stride = steps
-        self.img_size, self.grid_size, self.num_patches = self._init_img_size(img_size)
+        self.img_size, self.grid_size, self.num_patches = self._init_img_size(image)
 
-    def _init_img_size(self, img_size: int | tuple[int, int] | None):
+    def _init_img_size(self, img_size: tuple[int, int] | None):
         if img_size is None:
             return None, None, None
-        rows, columns = self.dynamic_feat_size(to_2tuple(img_size))
-        return to_2tuple(img_size), (rows, columns), rows * columns
+        rows, columns = self.dynamic_feat_size(img_size)
+        return img_size, (rows, columns), rows * columns
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -52,14 +54,15 @@ class PatchEmbed(timm.layers.PatchEmbed):
 
         Filters are resampled. A stride other than the patch size is kept.
         """
-        patch = to_2tuple(patch_size or self.patch_size)
+        image = self.img_size if img_size is None else as_size("img_size", img_size)
+        patch = self.patch_size if patch_size is None else as_size("patch_size", patch_size)
         stride = patch if self.stride == self.patch_size else self.stride
-        check_sizes(to_2tuple(img_size or self.img_size), patch, stride, self.dynamic_img_pad)
+        check_sizes(image, patch, stride, self.dynamic_img_pad)
         self.stride = stride
         if patch != self.patch_size:
             super().set_input_size(patch_size=patch)
             self.proj.stride = stride
-        self.img_size, self.grid_size, self.num_patches = self._init_img_size(img_size or self.img_size)
+        self.img_size, self.grid_size, self.num_patches = self._init_img_size(image)
 
     def feat_ratio(self, as_scalar: bool = True) -> tuple[int, int] | int:
         """Stride of the token grid, in pixels."""
@@ -111,9 +114,18 @@ def replace_masked(x: Tensor, masked: Tensor, mask_token: Tensor | None) -> Tens
     return torch.where(masked.unsqueeze(-1), mask_token.to(x.dtype), x)
 
 
+def as_size(name: str, size: Any) -> tuple[int, int]:
+    """Height and width, of two integers or of one for both. Raises ValueError for another `size`."""
+    sides = to_2tuple(size)
+    are_integers = all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides)
+    if len(sides) != 2 or not are_integers or min(sides) <= 0:
+        raise ValueError(f"{name} is {size!r}, expected one or two positive integers")
+    return int(sides[0]), int(sides[1])
+
+
 def check_sizes(img_size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int], pad: bool) -> None:
     """Raises ValueError if a model cannot have these sizes."""
-    if not all(1 <= s <= p for s, p in zip(stride, patch_size)):
+    if any(s > p for s, p in zip(stride, patch_size)):
         raise ValueError(f"stride is {stride}, expected 1 to the patch size {patch_size}")
     if not pad:
         check_whole_patches(img_size, patch_size, stride)

@@ -5,13 +5,13 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from timm.layers import to_2tuple
 from timm.models._input import get_model_input_config
 from timm.utils import unwrap_model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..layers.exportable import CLASSES, replace_classes
+from ..layers.patch_embed import as_size
 
 
 def count_flops(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -> int:
@@ -29,9 +29,9 @@ def count_flops(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
     model = unwrap_model(model)
     if input_size is None and not hasattr(model, "pretrained_cfg"):
         raise ValueError("input_size is None and the model has no configuration: give (channels, height, width)")
-    size: Any = input_size or get_model_input_config(model)["input_size"]
+    size: Any = get_model_input_config(model)["input_size"] if input_size is None else input_size
     if isinstance(size, Integral) or len(size) == 2:
-        size = (getattr(model, "in_chans", 3), *to_2tuple(size))
+        size = (getattr(model, "in_chans", 3), *as_size("input_size", size))
     if len(size) != 3:
         raise ValueError(f"input_size is {size}, expected (height, width) or (channels, height, width)")
     copied = replace_classes(copy.deepcopy(model).to("meta").eval(), {made: kind for kind, made in CLASSES.items()})

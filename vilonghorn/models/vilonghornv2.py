@@ -9,19 +9,18 @@ and 16, and scans from stride 8 on.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import ClassifierHead, calculate_drop_path_rates, get_norm_layer, to_2tuple
+from timm.layers import ClassifierHead, calculate_drop_path_rates, get_norm_layer
 from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from torch import Tensor, fx, nn
 
 from ..layers import Block, Blocks, RMSNorm, to_fp32
-from ..layers.patch_embed import check_whole_patches, patch_mask, replace_masked
+from ..layers.patch_embed import as_size, check_whole_patches, patch_mask, replace_masked
 from ..ops._torch import as_list, autocast_dtype
 from ..ops.rules import NO_RULE
 from .timm_contract import Backbone, build_backbone, icons_cfg, packaged_cfg
@@ -247,11 +246,7 @@ class VisionLonghorn(Backbone):
         Raises ValueError for a side that is no positive integer, or without `dynamic_img_pad` no multiple of the last
         stride.
         """
-        sides: Any = to_2tuple(self.img_size if img_size is None else img_size)
-        are_integers = all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides)
-        if len(sides) != 2 or not are_integers or min(sides) <= 0:
-            raise ValueError(f"img_size is {img_size!r}, expected one or two positive integers")
-        size = (int(sides[0]), int(sides[1]))
+        size = self.img_size if img_size is None else as_size("img_size", img_size)
         if not self.dynamic_img_pad:
             check_whole_patches(size, *self.patches())
         update_model_input_size(self, size)
@@ -267,7 +262,8 @@ class VisionLonghorn(Backbone):
     def grid_size(self, img_size: int | tuple[int, int] | None = None, block: int | None = None) -> tuple[int, int]:
         """Rows and columns of `patches` of an image, padding included. Default: of the model's image size."""
         (step, _), _ = self.patches(block)
-        rows, columns = (-(-side // self.stride) * self.stride // step for side in to_2tuple(img_size or self.img_size))
+        size = self.img_size if img_size is None else as_size("img_size", img_size)
+        rows, columns = (-(-side // self.stride) * self.stride // step for side in size)
         return rows, columns
 
     def _embed(self, x: Tensor, pixel_mask: Tensor | None, masked: Tensor | None) -> tuple[Tensor, Tensor | None]:

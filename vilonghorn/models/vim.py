@@ -31,7 +31,7 @@ from timm.models._input import update_model_input_size
 from torch import Tensor, fx, nn
 
 from ..layers import Block, Blocks, PatchEmbed, RMSNorm, class_token_first, insert_class_token, to_fp32
-from ..layers.patch_embed import patch_mask, replace_masked
+from ..layers.patch_embed import as_size, patch_mask, replace_masked
 from ..ops._torch import as_list
 from .timm_contract import Backbone, build_backbone, icons_cfg
 from .weights_file import fit_state_dict, is_float, unwrap_state_dict
@@ -216,7 +216,7 @@ class VisionSSM(Backbone):
     ) -> None:
         """Changes image and patch size, in pixels (None: not); positions and patch filters are resampled.
 
-        Raises ValueError for an image that is not a whole number of patches.
+        Raises ValueError for a side that is no positive integer, and an image that is not a whole number of patches.
         """
         old_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
@@ -234,7 +234,9 @@ class VisionSSM(Backbone):
 
     def grid_size(self, img_size: int | tuple[int, int] | None = None, block: int | None = None) -> tuple[int, int]:
         """Rows and columns of patches of an image, padding included. Default: of the model's image size."""
-        return self.patch_embed.dynamic_feat_size(to_2tuple(img_size or self.patch_embed.img_size))
+        return self.patch_embed.dynamic_feat_size(
+            self.patch_embed.img_size if img_size is None else as_size("img_size", img_size)
+        )
 
     def _embed(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
         """(B, in_chans, H, W) images to the residual stream, (B, 1 + M, C) in the order of the scan."""
