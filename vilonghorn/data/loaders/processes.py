@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import Lock, active_children
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -42,23 +41,15 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
     finally:
         if workers:
             with _default_sigchld():
-                with _kill_after(PATIENCE, workers):
-                    batches = None  # torch tells them to end, by a lock that a killed one could hold; waits for each
+                # torch tells them to end, by a lock that a killed one could hold, and waits 5 seconds for a busy one.
+                timer = threading.Timer(PATIENCE, lambda: [worker.kill() for worker in workers])
+                timer.start()
+                batches = None
+                timer.cancel()
                 for worker in workers:
                     worker.kill()
                 for worker in workers:
                     worker.join(1)
-
-
-@contextmanager
-def _kill_after(seconds: float, workers: set[BaseProcess]) -> Iterator[None]:
-    """Kills processes if the block takes longer: torch would wait 5 seconds for each one that is busy."""
-    timer = threading.Timer(seconds, lambda: [worker.kill() for worker in workers])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @contextmanager
