@@ -12,7 +12,7 @@ from timm.data import create_transform
 
 import vilonghorn
 from vilonghorn.data import ImageFolder, write_beton
-from vilonghorn.data.image_file import UnreadableImage, describe_crop, read_image, to_rgb
+from vilonghorn.data.image_file import UnreadableImage, describe_crop, image_sizes, read_image, to_rgb
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 
@@ -149,6 +149,7 @@ def test_the_orientation_of_a_camera_is_applied_once(tmp_path, orientation, suff
     exif[0x0112] = orientation
     stored.convert("RGB").save(tmp_path / f"x{suffix}", exif=exif, quality=100)
     once = read_image(tmp_path / f"x{suffix}")
+    assert image_sizes([f"{tmp_path}/x{suffix}"]).tolist() == [[48, 32]]
     for image in (once, to_rgb(once), to_rgb(Image.open(tmp_path / f"x{suffix}"))):
         assert np.abs(np.asarray(image).astype(int) - np.asarray(upright)[..., None]).max() < 12
 

@@ -80,11 +80,13 @@ def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS, file: IO[b
 
 
 def image_sizes(paths: Sequence[str], most: int = 64) -> np.ndarray:
-    """(n, 2) int64: the sides of up to `most` evenly spaced images, without those that cannot be read."""
+    """(n, 2) int64: upright width and height of up to `most` evenly spaced images, without those that are damaged."""
     sizes = []
     for path in filter(os.path.isfile, paths[:: max(1, -(-len(paths) // most))]):
         with suppress(Exception), Image.open(path, formats=FORMATS) as image:  # `read_image` says what is wrong
-            sizes.append(image.size)
+            orientation = as_number(image.getexif().get(ExifTags.Base.Orientation))
+            is_turned = orientation in (5, 6, 7, 8) and image.format != "TIFF"  # whose size PIL turns
+            sizes.append(image.size[::-1] if is_turned else image.size)
     return np.array(sizes, np.int64).reshape(-1, 2)
 
 
