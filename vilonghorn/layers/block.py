@@ -9,11 +9,11 @@ from timm.layers import DropPath, SwiGLUPacked
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from ..ops._torch import autocast_dtype, is_unchanged
+from ..ops._torch import is_unchanged
 from . import fast_block
 from .mixer import Mixer, State
 from .norm import RMSNorm, residual_norm
-from .short_linear import short_linear, short_weights
+from .short_linear import short_dtype, short_linear, short_weights
 
 
 class Block(nn.Module):
@@ -121,7 +121,8 @@ class Block(nn.Module):
         """x if autocast gives the branches its dtype, and they are added as they are."""
         drop_path = self.drop_path
         is_open = is_unchanged(drop_path, nn.Identity) or is_unchanged(drop_path, DropPath) and not drop_path.training
-        return x if is_open and x.dtype == autocast_dtype(x) else None
+        dtype = short_dtype(x) if is_open else None
+        return x if dtype is not None and x.dtype == dtype else None
 
     def _mix(self, x: Tensor, grid: list[int] | None, valid: Tensor | None) -> Tensor:
         if valid is not None:
