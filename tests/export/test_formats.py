@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from vilonghorn.export import capture, formats, onnx_file
+from vilonghorn.export import capture, export, formats, onnx_file
 
 PAGE = Path(__file__).parents[2].joinpath("docs/export/runtimes.md").read_text("utf-8")
 SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]
@@ -36,6 +36,18 @@ def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nod
     for shape in [*SIZES, (2, 3, 20, 36)][: len(SIZES) + ("stride" in kwargs)]:
         [actual] = session.run(None, {"images": images(*shape).numpy()})
         torch.testing.assert_close(torch.from_numpy(actual), model(images(*shape)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_model_in_training_and_half_precision_is_written_as_it_evaluates_in_float32(small, images, tmp_path):
+    model, path = (
+        small("vilonghornv2_nano", drop_path_rate=0.5).train().half().requires_grad_(),
+        tmp_path / "model.onnx",
+    )
+    export(model, "onnx", path, scan="standard")
+    assert model.training and {(p.dtype, p.requires_grad) for p in model.parameters()} == {(torch.float16, True)}
+    expected = model.eval().float()(images(2, 3, 32, 32)).detach()
+    torch.testing.assert_close(formats.FORMATS["onnx"].load(path)(images(2, 3, 32, 32)), expected, rtol=0, atol=1e-5)
 
 
 OF_ONNX = "images_must_be_whole_patches.*Input shape:.2,3,{},{}., requested shape:.2,3,{},{}."

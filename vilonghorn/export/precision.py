@@ -56,8 +56,8 @@ def restore(short: Tensor, scale: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def round_weights(model: nn.Module, precision: str) -> nn.Module:
-    """A copy of a model of `load_for_export`, with the weights that a file has; errors as of `stored_weights`."""
-    model = copy.deepcopy(model)
+    """A frozen float32 copy of a model, in evaluation mode, with a file's weights; errors as of `stored_weights`."""
+    model = copy.deepcopy(model).eval().float().requires_grad_(False)
     parameters = dict(model.named_parameters())
     for name, parts in stored_weights(model, precision).items():
         parameters[name].copy_(restore(*parts))

@@ -43,10 +43,11 @@ def export(
 ) -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
-    The model is of `load_for_export`, `kind` one of `FORMATS`, `precision` of the weights one of `PRECISIONS`, `scan`
-    one of `SCANS` (default: the faster one that the model and the format have); the folder of `path` exists.
-    A file with short weights is compared with a model that has the same ones. With `script` the script that classifies
-    images with the file appears together with it. With `fixed`, and for Core ML, the file takes one image of one size.
+    The model is of `load_for_export`, or made by timm: a file computes as in evaluation mode. `kind` is one of
+    `FORMATS`, `precision` of the weights one of `PRECISIONS`, `scan` one of `SCANS` (default: the faster one that the
+    model and the format have); the folder of `path` exists. A file with short weights is compared with a model that has
+    the same ones. With `script` the script that classifies images with the file appears together with it. With `fixed`,
+    and for Core ML, the file takes one image of one size.
 
     Raises:
         VerificationError: as `verify`.
