@@ -114,7 +114,7 @@ def to_stream(x: Tensor, in_fp32: bool | None) -> Tensor:
         in_bf16 = in_fp32 is False or in_fp32 is None and x.device.type != "cpu"
         if in_bf16 and autocast_dtype(x) == torch.bfloat16:
             return x.to(torch.bfloat16)
-    return to_fp32(x)
+    return x if x.dtype == torch.float64 else x.float()
 
 
 class VisionLonghorn(Backbone):
