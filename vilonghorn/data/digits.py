@@ -33,9 +33,8 @@ def every_fifth(labels: np.ndarray, start: int) -> np.ndarray:
 def write_digits(target: str | os.PathLike) -> bool:
     """Writes the digits as `target/{train,val}/{0..9}/NNNN.png`, 32 x 32 pixels, unless they are there already.
 
-    NNNN is the position in `sklearn.datasets.load_digits`. Of the images of each digit, every fifth (355 of all) is in
-    `val`, the others (1,442) are in `train`. Returns whether anything was written. Raises FileExistsError if `target`
-    exists and is not this dataset.
+    NNNN is the position in `sklearn.datasets.load_digits`. Every fifth of each digit is in `val` (355), the others in
+    `train` (1,442). Returns whether anything was written. Raises FileExistsError if `target` has another content.
     """
     target, (images, labels) = Path(target), load_digits()
     splits = np.where(every_fifth(labels, 4), "val", "train")

@@ -42,8 +42,7 @@ def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS, file: IO[b
 
     Args:
         path: the file; its extension does not count.
-        max_pixels: width times height above which the image is refused. A number above `PIL.Image.MAX_IMAGE_PIXELS`
-            raises that limit, too, for this process.
+        max_pixels: largest width times height; in this process it raises `PIL.Image.MAX_IMAGE_PIXELS`, if that is less.
         file: read in place of `path`, which names it in errors.
 
     Raises:

@@ -31,8 +31,7 @@ class ImageFolder:
     Args:
         root: a folder with one folder of images for each class.
         max_pixels: width times height above which an image is refused when it is opened.
-        classes: class names by label, of which some may have no folder or no image. Default: the names of the folders,
-            each of which must have an image.
+        classes: class names by label; some may have no image. Default: those of the folders, which must all have one.
 
     Attributes:
         classes: class names by label.
@@ -43,8 +42,7 @@ class ImageFolder:
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
-        ValueError: it has no class folders, has the splits of a dataset, one of its classes has no image, or is not
-            among `classes`.
+        ValueError: it has no class folders or those of splits, or a class has no image or is not among `classes`.
     """
 
     def __init__(self, root: str | os.PathLike, max_pixels: int = MAX_PIXELS, classes: Sequence[str] | None = None):
@@ -206,10 +204,9 @@ def list_images(
 ) -> tuple[list[str], Counter[str]]:
     """The image files in a folder at any depth, sorted; and by extension the number of files that are left out.
 
-    Links are followed. Hidden files and folders, and those that systems and archivers add, such as `@eaDir` and
-    `__MACOSX`, do not count. `seen` has, by device and inode, the folders that earlier calls have read and the folder
-    that was given to them. Raises ValueError if a link leads to one of these or to a folder above `folder`, and OSError
-    if a folder cannot be read.
+    Links are followed. Hidden files and folders do not count, nor those of systems and archivers, such as `__MACOSX`.
+    `seen` has, by device and inode, the folders that earlier calls have read, and the folder that was given to them.
+    Raises ValueError if a link leads to one of these or above `folder`, and OSError if a folder cannot be read.
     """
 
     def fail(error: OSError) -> None:

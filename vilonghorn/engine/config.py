@@ -28,8 +28,7 @@ class DataConfig(ImageConfig):
         val: the same to evaluate on
         val_split: without data.val, the part of each class of the image folder data.train that is held out for it,
             chosen at random by run.seed and the content of the files
-        skip_unreadable: leave out the images of a folder that cannot be read, and list them; false: such a folder is an
-            error
+        skip_unreadable: leave out the images of a folder that cannot be read, and list them; false: they are an error
     """
 
     train: str | None = None
@@ -137,17 +136,14 @@ class TaskConfig:
         cutmix: alpha of cutmix; 0: off
         mix_prob: probability of mixup or cutmix per batch
         switch_prob: probability of cutmix if both are on
-        teacher: what the model learns from beside the labels (knowledge distillation): directory of a run (its best), a
-            file of a run's weights, or the name of a pretrained timm model; of a list, the mean of their probabilities;
-            []: none
+        teacher: what the model learns from beside the labels (distillation): directory of a run (its best), file of its
+            weights, or name of a pretrained timm model; of a list, the mean of their probabilities; []: none
         teacher_output: what is learned of it: logits (Kullback-Leibler divergence of the classes) or features (mean
             squared error of the pooled features, which a linear layer computes from those of the model)
         teacher_weight: weight of the teacher's loss; that of the labels is 1 - teacher_weight
         teacher_temperature: divides the logits of teacher and model; the loss is multiplied by its square
-        teacher_image_size: height and width of the images that it sees, in pixels, one number or [height, width]; null:
-            those of its training
-        teacher_cache: compute the logits of each training image once, without augmentation, before the first epoch;
-            mixup and cutmix mix them as the labels
+        teacher_image_size: side, or [height, width], of the images that it sees, in pixels; null: as in its training
+        teacher_cache: compute its logits of each training image once, without augmentation; mixed as the labels
         mask_ratio: part of an image that is masked
         mask_unit: height and width of a masked square, in pixels; null: about an eighth of image_size
         mask_normalize: reconstruct the pixels of each masked square normalised to mean 0 and variance 1
@@ -222,10 +218,8 @@ class RunConfig:
         device: auto, cpu, cuda, cuda:1, ...
         amp: autocast to bf16 or, with a scaled loss, fp16; auto: bf16 on CUDA devices that support it
         compile: compile the model with torch.compile, or its mode, such as reduce-overhead; null: on CUDA devices
-        capture: run each update but the average as one CUDA graph, which helps small models, in a run of one process
-            without accumulation
-        memory_budget: of a compiled model, the part of what forward saves for backward that is kept; the rest is
-            computed again
+        capture: run each update but the average as a CUDA graph, for small models; one process, no accumulation
+        memory_budget: of a compiled model, the part of what forward saves that is kept; the rest is computed again
         log_updates: updates between lines of the log
         checkpoint_updates: updates between checkpoints inside an epoch; null: by time alone
         checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone

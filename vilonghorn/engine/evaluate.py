@@ -59,8 +59,7 @@ def evaluate(
         measure: model, images, targets and amp to the sums over a batch of these scores.
 
     Returns:
-        Name to the mean scores: {"top1": percent, "top5": percent, "loss": mean cross-entropy}. Images whose scores
-        contain NaN count as wrong.
+        Name to mean scores: {"top1": percent, "top5": percent, "loss": cross-entropy}. Scores with NaN count as wrong.
     """
     dist = Distributed()
     sums = {name: torch.zeros(len(names) + 1, dtype=torch.float64) for name in models}  # the scores, images

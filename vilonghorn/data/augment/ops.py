@@ -1,7 +1,6 @@
 """timm's augmentation operations on a batch of images, each image with its own argument, rounded as PIL rounds.
 
-Images are uint8 (n, 3, H, W) on any device and of any strides. `python benchmarks/pixels.py` measures the
-difference to timm's operations on PIL images.
+Images are uint8 (n, 3, H, W) on any device, of any strides. `benchmarks/pixels.py` measures the difference to PIL.
 """
 
 import math

@@ -49,8 +49,7 @@ Step = tuple[str, np.ndarray, np.ndarray | None]
 class Policy:
     """A policy by timm's name, such as "rand-m9-mstd0.5-inc1" or "3a"; `mean` of each channel is in 0 to 1.
 
-    `fill` is the colour of pixels that an operation uncovers. Raises ValueError if timm does not know the policy, or
-    this module one of its operations.
+    `fill` is the colour of uncovered pixels. Raises ValueError if the policy, or one of its operations, is not known.
     """
 
     def __init__(self, name: str, mean: Sequence[float]):

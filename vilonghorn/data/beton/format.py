@@ -1,8 +1,7 @@
 """The `.beton` format of FFCV (version 2) for images with integer labels: its tables, and the check of a file.
 
-Only numpy reads the tables, because FFCV's own reader hangs or aborts on files that this check refuses. A file
-consists of a header, a descriptor for each field, a row of metadata for each sample, image data in pages, and the
-allocation table.
+Only numpy reads the tables: FFCV's own reader hangs or aborts on files that this check refuses. A file has a header, a
+descriptor of each field, a row of metadata for each sample, image data in pages, and the allocation table.
 """
 
 import base64

@@ -53,10 +53,8 @@ class ImageConfig:
         interpolation: from that crop to image_size: bicubic (with antialiasing, PIL's) or area (average, faster)
         workers: decoding threads (.beton) or processes (folder; 0 decodes in the main process); null: one for each CPU,
             shared by the processes of torchrun, for a folder at most 8
-        max_pixels: an image file of a folder with more pixels (width times height) is refused, because it fills the
-            memory
-        checksums: compare each image of a .beton with the checksum in its manifest when it is first read; null: if
-            there are checksums; true: require them
+        max_pixels: refuse an image file of a folder with more pixels (width times height), which fill the memory
+        checksums: compare each image of a .beton with its checksum when first read; null: if there is one; true: always
     """
 
     batch_size: int = within("[1, inf)", 128)
@@ -80,15 +78,13 @@ class TransformConfig:
         ratio: smallest and largest width over height of the random crop
         interpolation: from that crop to image_size: area or bicubic; null: area for a .beton, bicubic for a folder
         hflip: probability of a horizontal flip
-        auto_augment: timm's name of a RandAugment or AutoAugment policy such as rand-m9-mstd0.5-inc1, or 3a, the
-            3-Augment of DeiT III; null: none
+        auto_augment: timm's name of a policy, such as rand-m9-mstd0.5-inc1, or 3a (3-Augment, DeiT III); null: none
         color_jitter: strength of the jitter of brightness, contrast and saturation; replaced by a policy other than 3a
         erase: probability that a rectangle is replaced by normal noise (random erasing, pixel mode)
         repeats: repeated augmentation: each image appears this often in a row, and an epoch covers 1/repeats of them
         start_size: height and width of the images in the first epochs, from which they grow; null: image_size
         ramp: first and last epoch, counted from 0, of the growth from start_size to image_size, in steps of 32 pixels
-        sizes: heights and widths in pixels, one of which is drawn for each batch, of images that are read at image_size
-            and then reduced; []: image_size
+        sizes: sides in pixels, one drawn for each batch, to which images of image_size are reduced; []: image_size
     """
 
     scale: tuple[float, float] = within("(0, 1]", (0.08, 1.0))
