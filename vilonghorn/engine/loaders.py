@@ -154,7 +154,6 @@ def check_classes(train: str | None, num_classes: int, val: str | None, loader: 
     if num_classes == 1:
         raise ValueError(f"{name} has one class only: give a folder with one folder of images for each class")
     if loader.num_classes != num_classes:
-        same = "training and held-out data need the same"
-        raise ValueError(f"{name} has {num_classes} classes but {held_out} has {loader.num_classes}: {same}")
+        raise ValueError(f"{name} has {num_classes} classes but {held_out} has {loader.num_classes}: give the same")
     if train and val and Distributed().is_main and os.path.realpath(train) == os.path.realpath(val):
         warnings.warn(f"{val} is data.train, too: the results are not of held-out images", stacklevel=2)

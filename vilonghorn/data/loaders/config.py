@@ -126,8 +126,7 @@ class TransformConfig:
         if start and start > side:
             raise ValueError(f"{section}start_size is {start}, above the image size, which is {image_size}")
         if start and not ramp[1]:
-            problem = f"{section}start_size is {start} but {section}ramp is {ramp}, so that no image would have it"
-            raise ValueError(f"{problem}: give the epochs between which images grow")
+            raise ValueError(f"{section}start_size is {start} but {section}ramp is {ramp}; give the epochs of growth")
         if self.auto_augment:
             Policy(self.auto_augment, mean)
 
