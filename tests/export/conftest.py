@@ -58,7 +58,7 @@ def write(tmp_path):
         if kind == "ort" and cpu.library is None:
             pytest.skip("the native library is not built")
         form = formats.FORMATS[kind]
-        path = tmp_path / f"model{form.suffix}"
+        path = tmp_path / f"a model{form.suffix}"
         form.write(capture.capture(model, form.library is not None), path, capture.describe(model))
         return path
 

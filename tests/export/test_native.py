@@ -11,14 +11,14 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from marks import needs_native
 
 from vilonghorn.cli import main
 from vilonghorn.export import capture, export, native, ort_library, run_exported
-from vilonghorn.ops.backends import cpu
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24), (2, 3, 104, 72)]
-pytestmark = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
+pytestmark = needs_native
 
 
 @pytest.fixture(scope="module")

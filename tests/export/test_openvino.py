@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from vilonghorn.cli import main
-from vilonghorn.data import atomic_files
 from vilonghorn.export import capture, export, formats, openvino_file, run_exported
 
 openvino = pytest.importorskip("openvino", reason="needs openvino: pip install '.[openvino]'")
@@ -100,32 +99,6 @@ def test_short_weights_make_a_smaller_file(small, tmp_path):
         export(model, "openvino", tmp_path / "model.xml", precision)
         sizes.append((tmp_path / "model.bin").stat().st_size)
     assert sizes[1] < 0.65 * sizes[0] and sizes[2] < 0.45 * sizes[0]
-
-
-def test_the_pair_is_replaced_together_and_a_failure_keeps_the_old_one(tmp_path, monkeypatch):
-    pair = [tmp_path / "model.xml", tmp_path / "model.bin"]
-    for file in pair:
-        file.write_text("old")
-    replaced = []
-
-    def replace(source, target):
-        replaced.append(target.name)
-        if target == pair[1]:
-            assert not pair[0].exists()  # whoever reads now finds no old file beside a new one
-            raise PermissionError("the weights are in use")
-        os.rename(source, target)
-
-    monkeypatch.setattr(atomic_files.os, "replace", replace)
-    with pytest.raises(PermissionError, match="in use"):
-        with atomic_files.atomic_writes(*pair, mode="w") as files:
-            for file in files:
-                file.write("new")
-    assert [file.read_text() for file in pair] == ["old", "old"] and len([*tmp_path.iterdir()]) == 2
-    monkeypatch.undo()
-    with atomic_files.atomic_writes(*pair, mode="w") as files:
-        for file in files:
-            file.write("new")
-    assert [file.read_text() for file in pair] == ["new", "new"] and len([*tmp_path.iterdir()]) == 2
 
 
 def test_openvino_that_is_missing_is_named(monkeypatch, capsys):

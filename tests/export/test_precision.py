@@ -12,15 +12,14 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import needs_native
 
 from vilonghorn.cli import main
 from vilonghorn.export import VerificationError, export, native, ort_library, run_exported
 from vilonghorn.export.precision import quantize, round_weights, stored_weights
 from vilonghorn.layers import Mixer
-from vilonghorn.ops.backends import cpu
 
 MATRICES = ("head.weight", "patch_embed.proj.weight", "in_proj.weight", "out_proj.weight", "x_proj", "dt_proj")
-needs_native = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
 
 
 def rounded(model, weights):

@@ -18,7 +18,6 @@ from vilonghorn import load, predict
 from vilonghorn.cli import main
 from vilonghorn.data.image_file import read_image
 from vilonghorn.export import capture, export, formats, load_for_export
-from vilonghorn.ops.backends import cpu
 
 RESULT = re.compile(r"(.*): (\w+) ([\d.]+)%, ")
 
@@ -118,16 +117,13 @@ def test_a_file_says_how_images_are_read_and_has_no_classes_for_maps(small, chec
 
 
 @pytest.mark.parametrize("kind", ["ort", "pt2", "openvino"])
-def test_other_formats_have_the_script_and_ort_needs_the_library(kind, small, photos, tmp_path):
-    if kind == "ort" and cpu.library is None:
-        pytest.skip("the native library is not built")
+def test_other_formats_have_the_script_and_ort_needs_the_library(kind, small, photos, write, tmp_path):
     if kind == "openvino":
         pytest.importorskip("openvino", reason="needs openvino: pip install '.[openvino]'")
-    model, form = small(), formats.FORMATS[kind]
-    path = tmp_path / f"a b{form.suffix}"
-    form.write(capture.capture(model, kind == "ort"), path, capture.describe(model))
-    form.script(path).write_bytes(formats.make_script(path.name))
-    script, image = tmp_path / "a b.py", photos / "gray.png"
+    model, form, image = small(), formats.FORMATS[kind], photos / "gray.png"
+    path = write(model, kind)
+    script = form.script(path)
+    script.write_bytes(formats.make_script(path.name))
     if kind == "ort":
         done = run(script, image)
         assert done.returncode == 2 and "needs libvilonghorn_cpu: copy it beside this script" in done.stderr

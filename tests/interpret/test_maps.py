@@ -5,15 +5,7 @@ import timm
 import torch
 from oracle import oracle
 
-from vilonghorn.interpret.maps import (
-    attention,
-    grad_cam,
-    grid_of,
-    patch_token,
-    pca,
-    receptive_field,
-    scans,
-)
+from vilonghorn.interpret.maps import attention, grad_cam, grid_of, patch_token, pca, receptive_field, scans
 from vilonghorn.interpret.scan import attention_rows
 from vilonghorn.layers import class_token_first
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from timm.models._features import FeatureGetterNet
 from torch import nn
 
 from ..engine.checkpoint import RunDirectory, load_weights
@@ -47,7 +46,10 @@ def load_for_export(
         if not is_ours(name):
             if img_size is not None or features is not None:
                 raise ValueError(f"{run} has {name} of another package: leave out --img-size and --features")
-            return _load_other(run, which)
+            loaded = load(run, which, device="cpu")
+            cfg = dict(architecture=loaded.architecture, label_names=loaded.class_names)
+            loaded.model.pretrained_cfg = loaded.preprocessing | cfg  # type: ignore[assignment]
+            return loaded.model.float().requires_grad_(False)
     if not is_ours(name):
         known = ", ".join(filter(is_ours, timm.list_models()))
         raise ValueError(f"{name} is neither the directory of a run nor one of this library's models: {known}")
@@ -62,29 +64,22 @@ def load_for_export(
         kwargs |= dict(features_only=True) | (dict(out_indices=tuple(features)) if features else {})
     model, class_names = create_model(name, str(checkpoint or ("pretrained" if "." in name else "random")), kwargs)
     model.pretrained_cfg = {**model.pretrained_cfg, **overlay, "label_names": class_names}
-    indices = list(model.out_indices) if isinstance(model, FeatureGetterNet) else []
-    if indices != sorted(set(indices)):
-        expected = "expected different indices in ascending order, as maps are returned"
-        raise ValueError(f"--features is {features}, {expected}")
-    step, patch = backbone(model).patches()
+    if features and [*model.out_indices] != sorted({*model.out_indices}):
+        raise ValueError(
+            f"--features is {features}, expected different indices in ascending order, as maps are returned"
+        )
+    net = backbone(model)
+    step, patch = net.patches()
     height, width = model.pretrained_cfg["input_size"][-2:]
-    model.pretrained_cfg["input_size"] = (backbone(model).in_chans, height, width)
+    model.pretrained_cfg["input_size"] = (net.in_chans, height, width)
     if is_run:
         if any(padding((height, width), patch, step)):
             problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
             raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
         if not model.pretrained_cfg["fixed_input_size"]:  # the record of a run does not have its image size
-            backbone(model).set_input_size((height, width))
-    least, grid = min_grid(model), backbone(model).grid_size()
+            net.set_input_size((height, width))
+    least, grid = min_grid(model), net.grid_size()
     if min(grid) < least:
-        problem = f"images of {backbone(model).image_size(*grid)} pixels are fewer than {least} patches high or wide"
+        problem = f"images of {net.image_size(*grid)} pixels are fewer than {least} patches high or wide"
         raise ValueError(f"{problem}: give a larger --img-size")
     return model.eval().float().requires_grad_(False)
-
-
-def _load_other(run: str, checkpoint: str) -> nn.Module:
-    """The model of a run that another package has registered with timm, for images of the run's size."""
-    loaded = load(run, checkpoint, device="cpu")
-    cfg = dict(architecture=loaded.architecture, label_names=loaded.class_names)
-    loaded.model.pretrained_cfg = loaded.preprocessing | cfg  # type: ignore[assignment]
-    return loaded.model.eval().float().requires_grad_(False)
