@@ -66,16 +66,7 @@ def test_two_directions_that_share_their_weights(constant):
     plain.agree(mamba.bimamba_inner_fn, reference, tensors)
 
 
-NAMES = {
-    "in_proj.weight",
-    "conv1d.weight",
-    "conv1d.bias",
-    "x_proj.weight",
-    "dt_proj.weight",
-    "dt_proj.bias",
-    "A_log",
-    "D",
-}
+NAMES = set("in_proj.weight conv1d.weight conv1d.bias x_proj.weight dt_proj.weight dt_proj.bias A_log D".split())
 NAMES |= {"out_proj.weight"}
 OF_V2 = {"conv1d_b.weight", "conv1d_b.bias", "x_proj_b.weight", "dt_proj_b.weight", "dt_proj_b.bias", "A_b_log", "D_b"}
 OF_V3 = OF_V2 | {name.replace("_b", "_s") for name in OF_V2}

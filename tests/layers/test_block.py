@@ -6,6 +6,7 @@ import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import attrgetter
 
 import pytest
 import timm
@@ -294,77 +295,51 @@ def test_a_plan_gives_the_bits_of_the_operator(sizes, rule, heads, mlp_ratio, in
     assert all(torch.equal(result, expected) for result in results)
 
 
-def changed_in_place(block):
-    block.mixer.in_proj.weight.data.mul_(2)  # without a new version of the parameter
+def mirrored(t):
+    """The same numbers, the columns of a matrix one after the other in memory."""
+    return t.mT.contiguous().mT
 
 
-def other_memory(block):
-    block.mlp.fc1.weight.data = 2 * block.mlp.fc1.weight.data
-
-
-def transposed(block):
-    block.mixer.in_proj.weight.data = block.mixer.in_proj.weight.data.T.contiguous().T
-
-
-def transposed_decay(block):
-    block.mixer.A_log.data = block.mixer.A_log.data.mT.contiguous().mT + 0.5
-
-
-def other_decay(block):
-    block.mixer.A_log.data.add_(0.5)
-
-
-def wide_decay(block):
-    block.mixer.A_log = nn.Parameter(block.mixer.A_log.double() + 0.5)
-
-
-def negated(block):
-    block.norm.weight.data = torch._neg_view(block.norm.weight.data)
-
-
-def aliased(block):
-    block.norm.weight_orig = nn.Parameter(block.norm.weight.detach())
-    del block.norm.weight
-    block.norm.weight = block.norm.weight_orig.detach()
-    block(torch.randn(2, 7, 24))
-    block.norm.weight = 3 * block.norm.weight_orig.detach()
-
-
-def other_eps(block):
-    block.norm.eps = 0.1
-
-
-def other_direction(block):
-    block.mixer.flags[0] = 1
-
-
-def other_parameter(block):
-    block.mixer.D = nn.Parameter(torch.full((2, 48), 3.0))
-
-
-def with_bias(block):
-    block.mixer.out_proj.bias = nn.Parameter(torch.ones(24))
-
-
-def with_dropout(block):
-    block.mlp.drop1.p = 1.0
-
-
-IN_PLACE = [changed_in_place, other_memory, transposed, other_decay, other_eps, other_direction, other_parameter]
-MEMORY = [transposed_decay, wide_decay, negated, aliased]
+CHANGES = [  # where, and the new value from the old one
+    ("mixer.in_proj.weight.data", lambda data: data.mul_(2)),  # in place, without a new version of the parameter
+    ("mixer.in_proj.weight.data", mirrored),
+    ("mlp.fc1.weight.data", lambda data: 2 * data),
+    ("mixer.A_log.data", lambda data: data.add_(0.5)),
+    ("mixer.A_log.data", lambda data: mirrored(data) + 0.5),
+    ("mixer.A_log", lambda rates: nn.Parameter(rates.double() + 0.5)),
+    ("mixer.D", lambda D: nn.Parameter(torch.full_like(D, 3.0))),
+    ("mixer.out_proj.bias", lambda bias: nn.Parameter(torch.ones(24))),
+    ("mixer.flags", lambda flags: flags.reverse() or flags),  # in place
+    ("norm.weight.data", torch._neg_view),
+    ("norm.eps", lambda eps: 0.1),
+    ("mlp.drop1.p", lambda p: 1.0),
+]
 
 
 @needs_fused
-@pytest.mark.parametrize("change", [*IN_PLACE, *MEMORY, with_bias, with_dropout])
-def test_a_plan_is_made_again_where_the_block_has_changed(change):
+@pytest.mark.parametrize("place, change", CHANGES)
+def test_a_plan_is_made_again_where_the_block_has_changed(place, change):
     block, x = Block(24, rule="mamba", mlp_ratio=1.0), torch.randn(2, 7, 24)
+    owner, _, name = place.rpartition(".")
     with torch.no_grad():
         before = block(x)
-        change(block)
+        setattr(attrgetter(owner)(block), name, change(attrgetter(place)(block)))
         y = block(x)
     mixed = x + block.mixer(block.norm(x))
     torch.testing.assert_close(y, mixed + block.mlp(block.norm2(mixed)))
-    assert torch.equal(y, before) == (change is transposed)
+    assert torch.equal(y, before) == (change is mirrored)
+
+
+@needs_fused
+@torch.no_grad()
+def test_a_weight_that_is_no_parameter_is_read_at_each_call():
+    block, x = Block(24), torch.randn(2, 7, 24)
+    original = block.norm.weight
+    del block.norm.weight
+    block.norm.weight_orig = original
+    for factor in (1, 3):
+        block.norm.weight = factor * original.detach()
+        torch.testing.assert_close(block(x), x + block.mixer(block.norm(x)))
 
 
 @needs_fused
