@@ -90,9 +90,10 @@ def test_what_a_hook_on_a_block_sees_has_the_class_token_in_its_middle(name, siz
 
 
 @pytest.mark.parametrize("exportable", [False, True])  # the operators of this library, or torch's
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "vilonghornv2_nano"])
 def test_an_empty_batch_has_scores_features_and_gradients(name, exportable):
-    model = timm.create_model(name, num_classes=7, drop_path_rate=0.1, exportable=exportable, **SMALL)
+    options = {} if "v2" in name else SMALL
+    model = timm.create_model(name, num_classes=7, drop_path_rate=0.1, exportable=exportable, **options)
     batch = torch.zeros(0, 3, 32, 48, requires_grad=True)
     logits = model(batch)
     assert logits.shape == (0, 7)
@@ -100,8 +101,11 @@ def test_an_empty_batch_has_scores_features_and_gradients(name, exportable):
     assert batch.grad.shape == batch.shape and all(p.grad.eq(0).all() for p in model.parameters())
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
-            maps = model.forward_intermediates(batch, intermediates_only=True)
-            assert [tuple(t.shape) for t in maps] == [(0, 32, 4, 6)] * 4 and model.eval()(batch).shape == (0, 7)
+            maps, expected = (
+                model.forward_intermediates(x, intermediates_only=True) for x in (batch, torch.zeros(1, 3, 32, 48))
+            )
+            assert [t.shape for t in maps] == [(0, *t.shape[1:]) for t in expected]
+            assert model.eval()(batch).shape == (0, 7)
             assert len(model.forward_features(batch)) == 0
 
 

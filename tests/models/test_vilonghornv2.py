@@ -182,17 +182,6 @@ def test_an_extractor_has_gradients_for_all_its_parameters_with_and_without_chec
             timm.create_model("vilonghornv2_nano", features_only=True, feature_cls=kind)
 
 
-@pytest.mark.parametrize("exportable", [False, True])
-def test_an_empty_batch_has_scores_features_and_gradients(exportable):
-    model = timm.create_model("vilonghornv2_nano", num_classes=7, drop_path_rate=0.1, exportable=exportable)
-    batch = torch.zeros(0, 3, 32, 48, requires_grad=True)
-    logits = model(batch)
-    assert logits.shape == (0, 7)
-    logits.sum().backward()
-    assert batch.grad.shape == batch.shape and all(p.grad.eq(0).all() for p in model.parameters())
-    assert [len(t) for t in model.eval().forward_intermediates(batch, intermediates_only=True)] == [0] * 3
-
-
 def test_a_checkpoint_is_a_start_for_other_classes_and_channels_and_one_of_patches_is_refused(tmp_path):
     weights = timm.create_model("vilonghornv2_nano").state_dict()
     torch.save(weights, tmp_path / "a.pth")
