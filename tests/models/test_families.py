@@ -174,10 +174,3 @@ def test_weights_in_the_package_are_a_start_for_other_classes_and_sizes():
     source = timm.create_model("vilonghorn_nano_patch8", pretrained=True)
     assert torch.equal(model.blocks[2].mixer.x_proj, source.blocks[2].mixer.x_proj)
     assert model(torch.zeros(1, 1, 96, 96)).shape == (1, 3)
-
-
-def test_unknown_arguments_and_names_are_refused():
-    with pytest.raises(TypeError, match="depht"):
-        timm.create_model("vilonghorn_nano", depht=3)
-    with pytest.raises(RuntimeError, match="Unknown model"):
-        timm.create_model("vilonghorn_gigantic")
