@@ -58,7 +58,7 @@ def test_the_command_prints_the_cost_alone_and_writes_nothing(tmp_path, capsys):
     train([*options, "--train-images=1281167", "--model.num_classes=1000"])
     out = capsys.readouterr().out
     assert out.splitlines()[-5].startswith("images     1,281,167 an epoch") and "name:" not in out
-    with pytest.raises(FileNotFoundError, match="without it give --train-images and --model.num_classes"):
+    with pytest.raises(FileNotFoundError, match="without the data needs --train-images and --model.num_classes"):
         train([*options, "--data.train=nowhere", "--train-images=1281167"])
     assert list(tmp_path.iterdir()) == []
 

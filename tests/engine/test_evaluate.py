@@ -80,7 +80,7 @@ def test_data_of_other_classes_or_of_another_size_is_not_measured(tmp_path, monk
     monkeypatch.setattr(sys.modules["vilonghorn.engine.evaluate"], "build_loader", lambda *arguments, **options: loader)
     config = toy_config(tmp_path)
     loader.num_classes = 3
-    with pytest.raises(ValueError, match="the run in .* has 4 classes but the held-out data has 3: give"):
+    with pytest.raises(ValueError, match="the run in .* has 4 classes but the held-out data has 3: training"):
         evaluate_run(tmp_path, config)
     loader = ToyLoader(32, training=False, size=20)
     with pytest.raises(ValueError, match=r"images \(2, 3, 20, 20\) into scores.*change data.image_size") as raised:

@@ -197,7 +197,8 @@ def explain_full_disk(path: Path, remedy: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OSError(f"no space left for {path}: free some space, then {remedy.format(path=path)}") from error
+        problem = f"the disk has no space left for {path}: free some space"
+        raise OSError(f"{problem}, then {remedy.format(path=path)}") from error
 
 
 def sync(descriptor: int) -> None:

@@ -56,8 +56,9 @@ class ImageFolder:
         names = sorted((os.fsencode(name).decode("utf-8", "surrogateescape"), name) for name in _folders(root))
         folders = {label: root / name for label, name in names}
         if not folders:
+            expected = f"expected {root}/CLASS/IMAGE for each class"
             hint = "; images without classes are for vilonghorn pretrain" * any(map(is_image, os.listdir(root)))
-            raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE{hint}")
+            raise ValueError(f"{root}: no class folders in it; {expected}{hint}")
         _refuse_splits(root, folders)
         check_distinct(str(root), [*folders])
         seen: dict[tuple[int, int], str] = {}
@@ -253,7 +254,8 @@ def _is_added(name: str) -> bool:
 def _refuse_splits(root: Path, folders: Iterable[str]) -> None:
     lower = {name.lower() for name in folders}
     if lower and lower <= TRAIN | HELD_OUT or (lower & TRAIN and lower & HELD_OUT):
-        raise ValueError(f"{root}: its folders are splits ({printable(', '.join(folders))}), not classes; give one")
+        names = printable(", ".join(folders))
+        raise ValueError(f"{root}: its folders are splits ({names}), not classes; give one of them")
 
 
 def _folders(root: Path) -> list[str]:

@@ -116,7 +116,8 @@ class RunDirectory:
         """Keeps other processes from training here, or raises BlockingIOError if one does."""
         self.lock_file = self.lock_file or lock(self.path / ".lock")  # decoders, which may survive, do not inherit it
         if self.lock_file is None:
-            raise BlockingIOError(f"another process is training in {self.path}: wait, or choose another --run.dir")
+            remedy = "wait until it ends, or choose another --run.dir"
+            raise BlockingIOError(f"another process is training in {self.path}: {remedy}")
 
     def check_is_writable(self) -> None:
         """Raises OSError if the directory cannot be made or written to. Leaves nothing behind."""

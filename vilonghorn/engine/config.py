@@ -178,7 +178,8 @@ class TaskConfig:
         if self.labelled and (self.mixup or self.cutmix) and batch_size % 2:
             raise ValueError(f"data.batch_size is {batch_size}; mixup and cutmix pair images, so it must be even")
         if self.teacher_output == "features" and len(self.teacher) > 1:
-            raise ValueError(f"task.teacher_output is features, for one teacher: task.teacher is {self.teacher}")
+            given = f"task.teacher is {self.teacher}"
+            raise ValueError(f"task.teacher_output is features, which takes one teacher: {given}")
         if self.teacher_cache and not (self.teacher and self.teacher_output == "logits"):
             given = f"task.teacher is {self.teacher} and task.teacher_output {self.teacher_output}"
             raise ValueError(f"task.teacher_cache is true, but {given}: only the logits of a teacher are cached")
@@ -301,8 +302,9 @@ def check(config: Config) -> None:
         raise ValueError(f"schedule.warmup_epochs is {warmup}, expected less than schedule.epochs, {epochs}, or null")
     accumulate, mode = config.optimizer.accumulate, config.run.compile
     if accumulate > 1 and mode in ("reduce-overhead", "max-autotune"):
-        given = f"run.compile is {mode!r} and optimizer.accumulate is {accumulate}"
-        raise ValueError(f"{given}: CUDA graphs may add gradients of batches wrongly; make one of them 'default' or 1")
+        problem = f"run.compile is {mode!r} and optimizer.accumulate is {accumulate}: in the CUDA graphs of this mode"
+        remedy = "set run.compile to 'default', or optimizer.accumulate to 1"
+        raise ValueError(f"{problem} torch may add the gradients of several batches wrongly; {remedy}")
     if model.weights not in (None, "auto") and model.pretrained:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     import_models(config.run.imports)

@@ -34,7 +34,8 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
             data = build_loader(config, "cpu", training=True, source=sources["train"])
             val = build_loader(config, "cpu", training=False, source=sources["val"], classes=data.class_names)
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"{error}; without it give --train-images and --model.num_classes") from error
+            hint = "a dry run without the data needs --train-images and --model.num_classes"
+            raise FileNotFoundError(f"{error}; {hint}") from error
         check_classes(config.data.train, data.num_classes, config.data.val, val)
         images, classes = data.num_samples, data.num_classes
     steps = StepCounter(images // (size * processes), config.optimizer.accumulate, processes)

@@ -212,7 +212,8 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     splits = config.data.val is None and config.data.val_split
     if splits and record.get("val_images", loader.content) != loader.content:
         changed = f"data.val_split ({splits}) or the files of data.train are not those of the training"
-        raise ValueError(f"{changed}: give held-out images by --data.val, or {config.data.train} as it was")
+        remedy = f"give held-out images by --data.val, or {config.data.train} as it was"
+        raise ValueError(f"{changed}, so that other images would be held out: {remedy}")
     saved = ModelConfig(record["model"], kwargs=record["kwargs"])
     check_model(replace(config, model=saved, augmentation=AugmentationConfig()), model.to(device), classes, device)
     found = predict_all(model, loader, autocast(config.run.amp, device), Distributed())

@@ -57,7 +57,8 @@ def read_initial_weights(model: str, source: str) -> dict[str, Any]:
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"model.weights is {source}, which contains no tensors; found keys {list(weights)[:4]}")
     if (cfg := timm.get_pretrained_cfg(model.partition(".")[0])) is None:
-        raise ValueError(f"model.weights is {source}, but {model} is registered without default_cfgs: add them")
+        problem = f"but {model} has no default_cfgs, which name its classifier"
+        raise ValueError(f"model.weights is {source}, {problem}: register the model with default_cfgs")
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
     if head is not None and not head.dim():
         raise ValueError(f"model.weights is {source}, whose classifier is a single number, expected a matrix")

@@ -154,6 +154,7 @@ def check_classes(train: str | None, num_classes: int, val: str | None, loader: 
     if num_classes == 1:
         raise ValueError(f"{name} has one class only: give a folder with one folder of images for each class")
     if loader.num_classes != num_classes:
-        raise ValueError(f"{name} has {num_classes} classes but {held_out} has {loader.num_classes}: give the same")
+        same = "training and held-out data need the same"
+        raise ValueError(f"{name} has {num_classes} classes but {held_out} has {loader.num_classes}: {same}")
     if train and val and Distributed().is_main and os.path.realpath(train) == os.path.realpath(val):
         warnings.warn(f"{val} is data.train, too: the results are not of held-out images", stacklevel=2)

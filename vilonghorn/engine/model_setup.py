@@ -34,7 +34,8 @@ def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
     """The arguments of the model, with `img_size` if its input size is fixed. Checks `model.num_classes`."""
     model = config.model
     if model.num_classes not in (None, num_classes):
-        raise ValueError(f"model.num_classes is {model.num_classes} but the data has {num_classes} classes: omit it")
+        remedy = "make them equal, or leave model.num_classes null"
+        raise ValueError(f"model.num_classes is {model.num_classes} but the data has {num_classes} classes: {remedy}")
     cfg = timm.get_pretrained_cfg(model.name.partition(".")[0])
     size = {"img_size": config.data.image_size} if cfg is not None and cfg.fixed_input_size else {}
     drop_path = {} if model.drop_path is None else {"drop_path_rate": model.drop_path}

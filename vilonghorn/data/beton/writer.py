@@ -150,7 +150,8 @@ def _encode(image: Any, label: Any, name: str, max_resolution: int, quality: int
     size = round(image.width * shrink), round(image.height * shrink)
     if min(size) < MIN_SIDE:
         stored = f"{image.width}x{image.height} pixels are stored as {size[0]}x{size[1]}"
-        raise UnreadableImage(f"{name}: {stored}, less than {MIN_SIDE} a side; remove it, or raise max_resolution")
+        remedy = f"each side must have at least {MIN_SIDE}; remove the image or raise max_resolution"
+        raise UnreadableImage(f"{name}: {stored}, and {remedy}")
     if size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
     buffer = io.BytesIO()

@@ -54,7 +54,8 @@ class ImageConfig:
         workers: decoding threads (.beton) or processes (folder; 0 decodes in the main process); null: one for each CPU,
             shared by the processes of torchrun, for a folder at most 8
         max_pixels: refuse an image file of a folder with more pixels (width times height), which fill the memory
-        checksums: compare each image of a .beton with its checksum when first read; null: if there is one; true: always
+        checksums: compare each image of a .beton with the checksum in its manifest when it is first read; null: if
+            there are checksums; true: require them
     """
 
     batch_size: int = within("[1, inf)", 128)
@@ -126,7 +127,8 @@ class TransformConfig:
         if start and start > side:
             raise ValueError(f"{section}start_size is {start}, above the image size, which is {image_size}")
         if start and not ramp[1]:
-            raise ValueError(f"{section}start_size is {start} but {section}ramp is {ramp}; give the epochs of growth")
+            problem = f"{section}start_size is {start} but {section}ramp is {ramp}, so that no image would have it"
+            raise ValueError(f"{problem}: give the epochs between which images grow")
         if self.auto_augment:
             Policy(self.auto_augment, mean)
 

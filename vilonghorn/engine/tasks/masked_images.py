@@ -79,7 +79,8 @@ def masked_model_from_config(config: Config, device: torch.device) -> MaskedImag
     """The model of a run with masked images, on a device. Raises ValueError if images or masked unit do not fit."""
     name, unit, sizes = config.model.name, config.task.mask_unit, config.image_sizes()
     if not is_ours(name):
-        raise ValueError(f"model.name is {name}, which has no mask token: expected vilonghorn_*, vilonghornv2_*, vim_*")
+        known = "vilonghorn_*, vilonghornv2_* or vim_*"
+        raise ValueError(f"model.name is {name}, which has no mask token for masked images: expected {known}")
     backbone = model_from_config(config, 0)
     stride = backbone.feature_info[-1]["reduction"]  # type: ignore[index, union-attr]
     sides = sorted({side for size in sizes for side in size})
