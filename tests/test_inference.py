@@ -78,14 +78,20 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path):
     assert loaded.class_name(3) == "3"
 
 
-def test_an_image_that_is_too_long_to_resize_is_named(run, tmp_path):
+def test_an_image_that_is_too_long_is_named_and_a_model_of_another_dtype_predicts(run, tmp_path):
     loaded = load(run[0])
     Image.new("RGB", (2, 3000)).save(tmp_path / "long.png")
     make_image(tmp_path / "a.png", 1)
     loaded = replace(loaded, preprocessing=loaded.preprocessing | {"crop_mode": "border"})
-    long, other = predict(loaded, [str(tmp_path / name) for name in ("long.png", "a.png")])
+    long, other = predict(loaded, (tmp_path / name for name in ("long.png", "a.png")))
     assert "long.png: its 2x3000 pixels cannot be resized for this model (ValueError: height" in long["error"]
-    assert "predictions" in other
+    assert other["image"] == str(tmp_path / "a.png")
+    loaded.model.bfloat16()
+    (short,) = predict(loaded, [tmp_path / "a.png"])
+    for rounded, exact in zip(short["predictions"], other["predictions"]):
+        assert rounded["name"] == exact["name"] and rounded["probability"] == pytest.approx(
+            exact["probability"], abs=0.05
+        )
 
 
 def test_published_weights_bring_the_names_of_their_classes():

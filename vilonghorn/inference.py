@@ -3,7 +3,7 @@
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -126,7 +126,7 @@ def load(
 @torch.inference_mode()
 def predict(
     loaded: LoadedModel,
-    files: Sequence[str],
+    files: Iterable[str | os.PathLike],
     *,
     top: int = 5,
     batch_size: int = 32,
@@ -155,7 +155,7 @@ def predict(
         remedy = "give a model with classes, such as a run that was trained from it"
         raise ValueError(f"{loaded.name} has no classifier: {remedy}")
     read = partial(_read_batch, loaded.transform, max_pixels)
-    loader = DataLoader(files, batch_size, num_workers=workers, collate_fn=read)
+    loader = DataLoader([*map(os.fspath, files)], batch_size, num_workers=workers, collate_fn=read)
     with closing(read_batches(loader, "the images")) as batches:
         for results, images in batches:
             predictions = iter([] if images is None else _classify(loaded, images, top))
@@ -281,7 +281,7 @@ def _read_batch(
 def _classify(loaded: LoadedModel, images: Tensor, top: int) -> list[list[dict[str, Any]]]:
     """The predictions of each image of a batch (B, 3, H, W)."""
     with explain_model_errors(f"{loaded.name} does not take images {tuple(images.shape)}"):
-        scores = loaded.model(images.to(loaded.device)).float()
+        scores = loaded.model(images.to(next(loaded.model.parameters()))).float()  # its device and dtype
     if scores.dim() != 2:
         raise ValueError(f"{loaded.name} returns scores {tuple(scores.shape)}, expected (images, classes)")
     if not scores.isfinite().all():

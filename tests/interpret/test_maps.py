@@ -169,6 +169,14 @@ def test_a_padded_image_has_the_maps_of_one_with_zeros_around_it():
     torch.testing.assert_close(pca(padding, cut, 2), pca(model, whole, 2))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_maps_of_gradients_are_the_same_without_autograd(mode):
+    model, expected = make(), (grad_cam(make(), IMAGES), receptive_field(make(), IMAGES, 1, 9))
+    with mode():
+        images = IMAGES.clone()
+        torch.testing.assert_close((grad_cam(model, images), receptive_field(model, images, 1, 9)), expected)
+
+
 def test_grad_cam_needs_a_classifier_of_the_whole_image():
     with pytest.raises(ValueError, match="the model has no classifier .num_classes is 0."):
         grad_cam(make(num_classes=0), IMAGES)

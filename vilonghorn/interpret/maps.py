@@ -101,6 +101,8 @@ def attention(model: Backbone, images: Tensor, blocks: Sequence[int], tokens: Se
     return class_token_first(rows.flatten(0, -2).unsqueeze(-1)).view_as(rows) if first else rows
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def receptive_field(model: Backbone, images: Tensor, block: int, token: int) -> Tensor:
     """Returns the effective receptive field of a token after a block, (B, H, W).
 
@@ -108,8 +110,7 @@ def receptive_field(model: Backbone, images: Tensor, block: int, token: int) -> 
     (Luo et al., arXiv 1701.04128).
     """
     pixels = images.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(_tokens_after(model, pixels, block)[:, token].sum(), pixels)
+    (gradient,) = torch.autograd.grad(_tokens_after(model, pixels, block)[:, token].sum(), pixels)
     return gradient.abs().sum(1)
 
 
@@ -134,6 +135,8 @@ def pca(model: Backbone, images: Tensor, block: int, components: int = 3) -> Ten
     return scores.float().view(len(images), h, w, components)
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = None, block: int = -2) -> Tensor:
     """Returns Grad-CAM (Selvaraju et al., arXiv 1610.02391) on the patches after a block, (B, h, w), at least 0.
 
@@ -152,13 +155,13 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
         outputs.append(output.detach().requires_grad_())
         return outputs[-1]
 
-    with blocks_of(model)[number].register_forward_hook(detach_output), torch.enable_grad():
-        scores = model(images)
-        classes = scores.argmax(1).tolist() if classes is None else list(classes)
-        last = scores.shape[1] - 1
-        if len(classes) != len(images) or not all(0 <= c <= last for c in classes):
-            raise ValueError(f"classes are {classes}, expected one of 0 to {last} for each image")
-        (gradient,) = torch.autograd.grad(scores[range(len(images)), classes].sum(), outputs[0])
+    with blocks_of(model)[number].register_forward_hook(detach_output):
+        scores = model(images.clone())  # autograd does not take tensors of inference mode
+    classes = scores.argmax(1).tolist() if classes is None else list(classes)
+    last = scores.shape[1] - 1
+    if len(classes) != len(images) or not all(0 <= c <= last for c in classes):
+        raise ValueError(f"classes are {classes}, expected one of 0 to {last} for each image")
+    (gradient,) = torch.autograd.grad(scores[range(len(images)), classes].sum(), outputs[0])
     grid = grid_of(model, images, number)
     tokens = (gradient, outputs[0].detach())
     patches = [class_token_first(t)[:, 1:] if model.num_prefix_tokens else t for t in tokens]
