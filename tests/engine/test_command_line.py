@@ -98,9 +98,8 @@ def test_a_run_on_rectangular_images_is_resumed_measured_and_used(data, tmp_path
     images = torch.stack([loaded.transform(val[i][0]) for i in range(len(val))])
     with torch.inference_mode():
         loss = F.cross_entropy(loaded.model(images), torch.as_tensor(val.labels)).item()
-    assert images.shape[2:] == (12, 20) and float(re.search(r"loss ([\d.]+)", scores)[1]) == pytest.approx(
-        loss, abs=1e-2
-    )
+    assert images.shape[2:] == (12, 20)
+    assert float(re.search(r"loss ([\d.]+)", scores)[1]) == pytest.approx(loss, abs=1e-2)
     exported = load_for_export(run, "last")
     assert exported.patch_embed.img_size == (12, 20) and exported.pretrained_cfg["input_size"] == (3, 12, 20)
 
@@ -157,9 +156,7 @@ def test_what_cannot_run_is_refused_and_nothing_is_written(data, tmp_path, argv,
         (["--csv={0}/a", "--json={0}"], "json.: File is not creatable since path already exists: '{0}'"),
     ],
 )
-def test_options_of_an_evaluation_are_checked_before_it_and_hints_name_what_applies(
-    tmp_path, options, words, monkeypatch
-):
+def test_options_of_an_evaluation_are_checked_before_it_and_hints_apply(tmp_path, options, words, monkeypatch):
     monkeypatch.setattr(commands, "evaluate_run", pytest.fail)
     config = load_config("digits", f"--run.dir={tmp_path}/run").to_dict()
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))

@@ -55,10 +55,7 @@ def test_old_keys_of_layers_override_each_other_as_before(tmp_path):
     ("text", "message"),
     [
         ("augmentation: {next_cluster: 2}", "augmentation.next_cluster is gone: learn from masked images by task.kind"),
-        (
-            "task: {}\naugmentation: {next_cluster: 2}",
-            "no key augmentation.next_cluster; .* is gone: learn from",
-        ),
+        ("task: {}\naugmentation: {next_cluster: 2}", "no key augmentation.next_cluster; .* is gone: learn from"),
         ("task: {}\naugmentation: {mixup: 1}", "no key augmentation.mixup; augmentation.mixup is task.mixup now"),
         ("teacher: {wieght: 1}", "there is no key teacher.wieght; did you mean"),
     ],

@@ -78,10 +78,7 @@ class Answer(nn.Module):
 
 @pytest.mark.parametrize(
     ("name", "kwargs", "unit"),
-    [
-        ("vilonghorn_nano", {"patch_size": 8, "depth": 2}, 16),
-        ("vilonghornv2_nano", {"stem_stride": 2}, 16),
-    ],
+    [("vilonghorn_nano", {"patch_size": 8, "depth": 2}, 16), ("vilonghornv2_nano", {"stem_stride": 2}, 16)],
 )
 def test_a_model_does_not_see_masked_pixels_and_learns_from_them_in_all_its_parameters(name, kwargs, unit):
     torch.manual_seed(0)

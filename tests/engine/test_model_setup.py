@@ -93,16 +93,15 @@ def test_a_batch_of_one_image_is_refused_where_batch_norm_needs_more(tmp_path):
 def test_a_model_that_does_not_take_a_size_on_the_way_to_the_last_is_refused(tmp_path, pad, wrong):
     kwargs = "{patch_size: 14, depth: 1, embed_dim: 32, num_heads: 2, dynamic_img_size: true, dynamic_img_pad: PAD}"
     growing = ("--augmentation.start_size=28", "--augmentation.ramp=[1, 4]", "--data.image_size=56")
-    config = toy_config(tmp_path, f"--model.kwargs={kwargs.replace('PAD', pad)}", *growing, "--schedule.epochs=6")
+    option = f"--model.kwargs={kwargs.replace('PAD', pad)}"
+    config = toy_config(tmp_path, option, *growing, "--schedule.epochs=6")
     model = model_from_config(config, 4)
     if wrong is None:
         check_model(config, model, 4, torch.device("cpu"))
     else:
         with pytest.raises(ValueError, match=rf"images \(2, 3, {wrong}, {wrong}\).*augmentation.start_size"):
             check_model(config, model, 4, torch.device("cpu"))
-    config = toy_config(
-        tmp_path, f"--model.kwargs={kwargs.replace('PAD', pad)}", *growing[2:], "--augmentation.sizes=[32, 56]"
-    )
+    config = toy_config(tmp_path, option, *growing[2:], "--augmentation.sizes=[32, 56]")
     if wrong is not None:
         with pytest.raises(ValueError, match=r"images \(2, 3, 32, 32\).*augmentation.sizes"):
             check_model(config, model, 4, torch.device("cpu"))

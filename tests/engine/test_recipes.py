@@ -134,15 +134,13 @@ def hub(tmp_path, monkeypatch) -> list[tuple]:
     torch.save({"model": official_weights(dim=192, depth=2)}, tmp_path / "official.pth")
     asked = []
 
-    def download(repository: str, filename: str, **options) -> str:
-        asked.append((repository, filename))
+    def download(repo_id: str, filename: str, **options) -> str:
+        asked.append((repo_id, filename))
         return str(tmp_path / "official.pth")
 
     monkeypatch.setattr("vilonghorn.engine.initial_weights.hf_hub_download", download)
     monkeypatch.setattr("vilonghorn.engine.initial_weights.try_to_load_from_cache", lambda *names: None)
-    monkeypatch.setattr(
-        "timm.models._hub.hf_hub_download", lambda repo_id, filename, **other: download(repo_id, filename)
-    )
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", download)
     return asked
 
 

@@ -273,15 +273,10 @@ def test_a_directory_that_cannot_hold_a_run_is_refused_before_the_data_is_read(t
     (tmp_path / "file").touch()
     before = {path.name for path in tmp_path.iterdir()}
     reasons = {"loop/a": "symbolic links|Symlink", "dangling": "a broken link", "file": "a file"}
-    reasons |= {
-        "file/run": "Not a directory",
-        f"a/b/{'c' * 300}": "name too long",
-        "/proc/x/y": "No such file|Operation",
-    }
+    reasons |= {"file/run": "Not a directory", f"a/b/{'c' * 300}": "name too long", "/proc/x/y": "No such|Operation"}
     for directory, reason in reasons.items():
-        with pytest.raises(
-            OSError, match=rf"^--run.dir is .*, which cannot hold a run \(.*({reason}).*\): choose"
-        ) as raised:
+        expected = rf"^--run.dir is .*, which cannot hold a run \(.*({reason}).*\): choose"
+        with pytest.raises(OSError, match=expected) as raised:
             toy_trainer(tmp_path / directory, train=None, val=None)
         assert "Errno" not in str(raised.value)
     assert {path.name for path in tmp_path.iterdir()} == before
@@ -289,9 +284,7 @@ def test_a_directory_that_cannot_hold_a_run_is_refused_before_the_data_is_read(t
         toy_trainer("a\0b")
 
 
-def test_a_run_without_progress_ends_early_and_again_after_a_kill_and_goes_on_without_patience(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_run_without_progress_ends_early_and_goes_on_without_patience(tmp_path, capsys, monkeypatch):
     quality = {1: 50.0, 2: 70.0, 3: 60.0, 4: 70.0, 5: 80.0, 6: 10.0}
     options = ("--schedule.epochs=6", "--schedule.patience=2")
 

@@ -93,13 +93,11 @@ def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     batches = list(ToyLoader().epoch(0))[:2]
     trainer = toy_trainer(tmp_path, *PLAIN, "--optimizer.accumulate=2", "--data.batch_size=8")
     images, targets = (torch.cat(parts) for parts in zip(*batches))
-    smoothing = trainer.config.task.label_smoothing
-    loss = F.cross_entropy(trainer.train_state.model.train()(images), targets, label_smoothing=smoothing)
-    gradients = torch.autograd.grad(loss, list(trainer.train_state.model.parameters()))
+    state, smoothing = trainer.train_state, trainer.config.task.label_smoothing
+    loss = F.cross_entropy(state.model.train()(images), targets, label_smoothing=smoothing)
+    gradients = torch.autograd.grad(loss, list(state.model.parameters()))
     seen = {}
-    trainer.train_state.optimizer.step = lambda: seen.update(
-        {n: p.grad.clone() for n, p in trainer.train_state.model.named_parameters()}
-    )
+    state.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in state.model.named_parameters()})
     trainer.make_update(iter(batches), range(2))
     trainer.read_update()
     assert trainer.progress.losses[0] == pytest.approx(loss.item(), rel=1e-5)

@@ -161,9 +161,7 @@ def test_a_disk_that_fills_up_on_the_way_is_named_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("operation", ["fsync", "replace"])
-def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file_and_its_manifest(
-    tmp_path, photo, monkeypatch, operation
-):
+def test_a_disk_that_fails_at_the_end_leaves_the_old_file_and_its_manifest(tmp_path, photo, monkeypatch, operation):
     path = tmp_path / "x.beton"
     write_beton([(photo(0, 8, 8), 0)], path, classes=["old"], progress=False)
     monkeypatch.setattr(os, operation, lambda *files: (_ for _ in ()).throw(OSError(errno.EIO, "input/output error")))

@@ -18,10 +18,7 @@ TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "worker
         ({"ramp": (1, 2, 3)}, r"^ramp is \(1, 2, 3\); expected 2 numbers$"),
         ({"image_size": (3, 16, 16)}, r"^image_size is \(3, 16, 16\); expected 2 numbers$"),
         ({"image_size": (0, 16)}, r"image_size is \(0, 16\); it must lie in"),
-        (
-            {"image_size": (16, 24), "sizes": [8]},
-            r"sizes is \[8\], for square images, but image_size is \[16, 24\]",
-        ),
+        ({"image_size": (16, 24), "sizes": [8]}, r"sizes is \[8\], for square images, but image_size is \[16, 24\]"),
         ({"image_size": (16, 24), "start_size": 8, "ramp": (0, 2)}, "start_size is 8, for square images"),
         ({"rank": 2, "world_size": 2}, "rank is 2; expected 0 to world_size - 1, which is 1"),
         ({"ratio": (2, 1)}, "ratio is .*; give the smaller bound first"),
@@ -46,9 +43,7 @@ def test_an_option_out_of_range_is_refused_by_name(folder, options, named):
 
 
 @pytest.mark.parametrize(("processes", "decoding", "reading"), [(None, 24, 8), (2, 12, 8), (4, 6, 6), (32, 1, 1)])
-def test_by_default_the_processes_of_a_machine_share_its_cpus(
-    folder, jpg_beton, monkeypatch, processes, decoding, reading
-):
+def test_the_processes_of_a_machine_share_its_cpus(folder, jpg_beton, monkeypatch, processes, decoding, reading):
     monkeypatch.setattr("vilonghorn.data.loaders.available_cpus", lambda: 24)
     if processes:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))

@@ -60,16 +60,14 @@ def test_ffcvs_own_loader_reads_what_is_written_and_its_own_files_pass(tmp_path)
     from ffcv.loader import Loader
     from ffcv.writer import DatasetWriter
 
-    samples = [
-        (image, i % 7) for i, image in enumerate(np.random.default_rng(1).integers(0, 256, (250, 8, 9, 3), "u1"))
-    ]
+    images = np.random.default_rng(1).integers(0, 256, (250, 8, 9, 3), "u1")
+    samples = [(image, i % 7) for i, image in enumerate(images)]
     write_beton(samples, tmp_path / "ours.beton", progress=False)
     theirs = list(Loader(str(tmp_path / "ours.beton"), batch_size=250, num_workers=1))
     assert all((read == image).all() for read, (image, _) in zip(theirs[0][0].numpy(), samples, strict=True))
     assert theirs[0][1].flatten().tolist() == [label for _, label in samples]
-    writer = DatasetWriter(
-        str(tmp_path / "theirs.beton"), {"image": RGBImageField(), "label": IntField()}, num_workers=2
-    )
+    fields = {"image": RGBImageField(), "label": IntField()}
+    writer = DatasetWriter(str(tmp_path / "theirs.beton"), fields, num_workers=2)
     writer.from_indexed_dataset(samples)
     beton = check_beton(tmp_path / "theirs.beton")
     assert beton.num_classes == 7 and beton.labels.tolist() == [label for _, label in samples]
