@@ -300,7 +300,7 @@ def main(argv: Sequence[str]) -> int:
     """Measures, or writes files; returns 1 if a model failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add, numbers, names = parser.add_argument, dict(type=PositiveInt, nargs="+"), [OURS[0], *RIVALS]
-    add("--models", nargs="+", default=names, metavar="MODEL", help="of timm, and LSNet, RepNeXt (default: %(default)s)")
+    add("--models", nargs="+", default=names, metavar="MODEL", help="of timm, or of --code (default: %(default)s)")
     add("--sizes", **numbers, default=[224, 512, 1024], help="pixels of a side (default: %(default)s)")
     add("--batches", **numbers, default=[1], help="images at once (default: %(default)s)")
     add("--threads", **numbers, default=[1, 2], help="threads of a process (default: %(default)s)")
