@@ -150,10 +150,7 @@ def test_what_is_no_file_of_weights_is_named(tmp_path):
 RECORDS = [
     ({"kwargs": {"pretrained_cfg_overlay": {"url": "http://127.0.0.1/a.pth"}}}, "'pretrained_cfg_overlay'"),
     ({"kwargs": {"norm_layer": "vilonghorn.layers.RMSNorm"}}, "vilonghorn_nano that can be made (KeyError"),
-    (
-        {"kwargs": {"global_pool": "hf-hub:timm/resnet18.a1_in1k"}},
-        "global_pool='hf-hub:timm/resnet18.a1_in1k', expected a plain name",
-    ),
+    ({"kwargs": {"global_pool": "hf-hub:timm/resnet18"}}, "global_pool='hf-hub:timm/resnet18', expected a plain name"),
     ({"kwargs": {"depth": 10**7}}, "depth=10000000, expected at most 1,000"),
     ({"kwargs": {"img_size": [10**9, 32]}}, "expected at most 20,000"),
     ({"kwargs": {"reverse": [[[False] * 100] * 100] * 100}}, "expected at most"),
@@ -335,12 +332,7 @@ def not_finite(weights):
     "name, change, options, message",
     [
         ("vim_nano", dict, {}, "does not fit the model: 2 mismatches .*blocks.0.mixer.A_log is missing, expected"),
-        (
-            "vilonghorn_nano",
-            dict,
-            dict(embed_dim=96),
-            r"\(cls_token is \(1, 1, 32\), expected \(1, 1, 96\); .*; \.\.\.\)",
-        ),
+        (NANO, dict, dict(embed_dim=96), r"\(cls_token is \(1, 1, 32\), expected \(1, 1, 96\); .*; \.\.\.\)"),
         ("vilonghorn_nano", renamed, dict(num_classes=9), "1.mixer.D is missing, .*extra is .*, expected no such name"),
         ("vilonghorn_nano", not_finite, {}, r"1 of \d+ tensors .* hold NaN or infinity \(blocks.1.mixer.D\)"),
     ],

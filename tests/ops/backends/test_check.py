@@ -40,11 +40,7 @@ def mixer(**changes) -> bytes:
         ("mamba_inner", mixer(columns=3), "the number of tokens beside the grid is 3, expected 0 to 1"),
         ("mamba_inner", mixer(height=2), "the filter has 2 rows and 9 taps, expected odd sides"),
         ("mamba_inner", mixer(rows=2**40), f"rows is {2**40}, expected 1 to 9"),
-        (
-            "conv",
-            CONV.pack(dict(directions=1, batch=1, length=9, channels=4, d_conv=0)),
-            "d_conv is 0, expected 1 to 64",
-        ),
+        ("conv", CONV.pack(dict(directions=1, batch=1, length=9, channels=4)), "d_conv is 0, expected 1 to 64"),
     ],
 )
 def test_a_size_that_no_kernel_takes_is_refused_and_named(name, struct, reason):
