@@ -448,9 +448,7 @@ def checkpoint_filter_fn(
     weights = unwrap_state_dict(state_dict)
     if "patch_embed.proj.weight" in weights:
         found = "one grid of patches, as those of vilonghorn_*, of vim_*, and of vilonghornv2_* before it had stages"
-        remedy = (
-            "Make vilonghorn_tiny_exact, or another of the first two, with the arguments of the checkpoint's blocks"
-        )
+        remedy = "Make vilonghorn_tiny_exact, or another of the first two, with the arguments of these blocks"
         raise ValueError(f"this checkpoint has {found}; the model has stages. {remedy}")
     return fit_state_dict(weights, model, with_head)
 

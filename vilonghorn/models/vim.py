@@ -233,9 +233,8 @@ class VisionSSM(Backbone):
 
     def grid_size(self, img_size: int | tuple[int, int] | None = None, block: int | None = None) -> tuple[int, int]:
         """Rows and columns of patches of an image, padding included. Default: of the model's image size."""
-        return self.patch_embed.dynamic_feat_size(
-            self.patch_embed.img_size if img_size is None else as_size("img_size", img_size)
-        )
+        size = self.patch_embed.img_size if img_size is None else as_size("img_size", img_size)
+        return self.patch_embed.dynamic_feat_size(size)
 
     def _embed(self, x: Tensor, masked: Tensor | None = None) -> tuple[Tensor, list[int]]:
         """(B, in_chans, H, W) images to the residual stream, (B, 1 + M, C) in the order of the scan, and its grid."""

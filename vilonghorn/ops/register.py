@@ -128,9 +128,7 @@ def register_op(
         return *(next(grads) if want else None for want in wanted), *(None,) * (num_options + 1)
 
     def refuse(ctx, *_):
-        raise RuntimeError(
-            f"{qualified}_backward has no derivative: {qualified} can be differentiated once only; {WAY_OUT}"
-        )
+        raise RuntimeError(f"{qualified}_backward has no derivative: differentiate {qualified} once, or {WAY_OUT}")
 
     torch.library.register_autograd(qualified, apply_backward, setup_context=setup_context)
     torch.library.register_autograd(f"{qualified}_backward", refuse)

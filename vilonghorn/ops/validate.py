@@ -143,9 +143,8 @@ def validate_block(args: BlockArguments) -> Sizes:
     mlp = args.mlp
     if mlp is not None and any(weight is None for weight in mlp):
         raise ValueError("block: some weights of the MLP are None, expected all three or none")
-    sizes = _validate_mixer(
-        "block", args, ("x", "conv_weight") if mlp is None else ("x", "conv_weight", "mlp_out_proj")
-    )
+    sources = ("x", "conv_weight") if mlp is None else ("x", "conv_weight", "mlp_out_proj")
+    sizes = _validate_mixer("block", args, sources)
     branches, scales = 1 if mlp is None else 2, args.drop_scales
     if scales is not None and len(scales) != branches:
         raise ValueError(f"block: drop_scales has {len(scales)} rows, expected one for each of {branches} branches")
