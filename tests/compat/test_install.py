@@ -40,9 +40,8 @@ def test_every_name_of_the_table_is_imported_as_public_code_does():
 
     assert selective_scan_cuda_core.fwd is compat.selective_scan.vmamba_fwd
     assert RMSNorm is compat.norms.GatedRMSNorm and Mamba is compat.mamba.Mamba
-    assert (
-        selective_scan_ref is compat.selective_scan.selective_scan_fn and mamba_inner_fn is compat.mamba.mamba_inner_fn
-    )
+    assert selective_scan_ref is compat.selective_scan.selective_scan_fn
+    assert mamba_inner_fn is compat.mamba.mamba_inner_fn
 
 
 def test_uninstall_takes_everything_back_and_a_second_call_changes_nothing():
@@ -60,9 +59,7 @@ def test_what_is_missing_says_so_when_it_is_used():
     compat.install()
     from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
 
-    with pytest.raises(
-        NotImplementedError, match="mamba_ssm.models.mixer_seq_simple.MambaLMHeadModel can be imported only"
-    ):
+    with pytest.raises(NotImplementedError, match="mixer_seq_simple.MambaLMHeadModel can be imported only"):
         MambaLMHeadModel(3)
     with pytest.raises(AttributeError, match="MambaLMHeadModel has no from_pretrained: vilonghorn.compat"):
         MambaLMHeadModel.from_pretrained("x")
