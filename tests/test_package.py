@@ -88,6 +88,11 @@ def test_importing_the_package_does_not_import_what_only_commands_need():
     assert found.stdout.strip() == "[]"
 
 
+def test_a_command_runs_without_docstrings():
+    command = [sys.executable, "-B", "-OO", "-m", "vilonghorn", "predict", "--help"]
+    assert "examples:\n  vilonghorn predict" in subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+
+
 def test_every_imported_package_is_declared_and_the_version_is_that_of_the_installed_package():
     try:
         distribution = metadata.distribution("vilonghorn")

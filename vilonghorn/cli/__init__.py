@@ -60,10 +60,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
-def make_parser(name: str, description: str, *examples: str) -> argparse.ArgumentParser:
+def make_parser(name: str, description: str | None, *examples: str) -> argparse.ArgumentParser:
     """The parser of `vilonghorn NAME`. Its help begins with a description and ends with examples of arguments."""
     epilog = "\n  ".join(["examples:", *(f"vilonghorn {name} {example}".rstrip() for example in examples)])
-    texts = {"description": textwrap.fill(" ".join(description.split()), 100), "epilog": epilog}
+    texts = {"description": textwrap.fill(" ".join((description or "").split()), 100), "epilog": epilog}  # -OO: None
     return Parser(prog=f"vilonghorn {name}", formatter_class=argparse.RawDescriptionHelpFormatter, **texts)
 
 
