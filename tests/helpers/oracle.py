@@ -228,6 +228,11 @@ def heads_oracle(x, dt, k, q, *, dt_bias=None, rule="longhorn_exact", **options)
     return oracle(x, dt, k, q, dt_bias=dt_bias, rule=rule, **options)
 
 
+def flags(G: int) -> tuple[bool, ...]:
+    """Of up to three directions, which of them are reversed."""
+    return (False, True, True)[:G]
+
+
 def value_and_grads(function, values: dict[str, Tensor], keep_strides: bool = False, **options) -> dict[str, Tensor]:
     """y, a state and the gradient of every input for fixed random cotangents, by name, in float64."""
     copies = (value.detach() if keep_strides else value.detach().clone() for value in values.values())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import needs_amx, needs_fused
 from native_gemm import products
-from oracle import KERNEL_RULES, block_inputs, compare, residual_block, value_and_grads
+from oracle import KERNEL_RULES, block_inputs, compare, flags, residual_block, value_and_grads
 from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.ops import block, mamba_inner, rms_norm
@@ -31,10 +31,6 @@ SHAPES = [
 ]
 RULES_AND_NONE = (*KERNEL_RULES, "none")
 pytestmark = needs_fused
-
-
-def flags(G):
-    return (False, True, True)[:G]
 
 
 def full(values) -> dict:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from flat_arguments import from_tensors
 from marks import needs_native
-from oracle import KERNEL_RULES, compare, mixer, mixer_inputs
+from oracle import KERNEL_RULES, compare, flags, mixer, mixer_inputs
 
 from vilonghorn.ops import mamba_inner
 from vilonghorn.ops.arguments import LAYOUTS, MambaInnerArguments
@@ -26,10 +26,6 @@ SHAPES = [
 ]
 RULES_AND_NONE = (*KERNEL_RULES, "none")
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-12}
-
-
-def flags(G):
-    return (False, True, True)[:G]
 
 
 def composed(rule, reverse, **tensors):

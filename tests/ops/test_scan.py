@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from marks import needs_native
-from oracle import KERNEL_RULES, compare, inputs, value_and_grads
+from oracle import KERNEL_RULES, compare, flags, inputs, value_and_grads
 from scans import *  # noqa: F403
 
 from vilonghorn.ops import backends, scan
@@ -34,10 +34,6 @@ def backend(request) -> str:
 @pytest.fixture(params=KERNEL_RULES)
 def rule(request) -> str:
     return request.param
-
-
-def flags(G: int) -> tuple[bool, ...]:
-    return (False, True, True)[:G]
 
 
 @pytest.mark.parametrize("dtype, gate, reduce", PAIRS, ids=str)

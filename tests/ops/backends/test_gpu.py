@@ -11,6 +11,7 @@ from oracle import (
     compare,
     conv_inputs,
     error,
+    flags,
     heads_inputs,
     heads_oracle,
     inputs,
@@ -55,7 +56,7 @@ def on_gpu(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("rule", KERNEL_RULES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_backend_agrees_with_the_oracle(shape, rule, reduce, gate, dtype, backend):
-    options = dict(rule=rule, reverse=(False, True, True)[: shape[0]], reduce=reduce)
+    options = dict(rule=rule, reverse=flags(shape[0]), reduce=reduce)
     values = inputs(*shape, rule=rule, gate=gate, dtype=dtype)
     compare(partial(scan, backend=backend), values, TOLERANCE[dtype], device="cuda", **options)
 
@@ -138,7 +139,7 @@ MIXERS = [
 def test_a_mixer_agrees_with_the_oracle(shape, heads, grid, rule, dtype):
     values = mixer_inputs(*shape, rule=rule, heads=heads, filters=(3, 3) if grid else None)
     values["xz"] = values["xz"].to(dtype)
-    options = dict(rule=rule, reverse=(False, True, True)[: shape[0]], grid=grid)
+    options = dict(rule=rule, reverse=flags(shape[0]), grid=grid)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}[dtype]
     compare(mamba_inner, values, tolerance, "cuda", mixer, **options)
 
@@ -169,7 +170,7 @@ def test_the_backward_of_a_norm_agrees_with_float64(rows, channels, dtype):
 def test_a_mixer_without_the_cuda_library_agrees_with_the_oracle(shape, heads, grid, monkeypatch):
     monkeypatch.setattr(BY_NAME["cuda"], "unavailable", lambda *_: "switched off")
     values = mixer_inputs(*shape, rule="longhorn_exact", heads=heads, filters=(3, 3) if grid else None)
-    options = dict(rule="longhorn_exact", reverse=(False, True)[: shape[0]], grid=grid)
+    options = dict(rule="longhorn_exact", reverse=flags(shape[0]), grid=grid)
     compare(mamba_inner, values, 1e-5, "cuda", mixer, **options)
 
 

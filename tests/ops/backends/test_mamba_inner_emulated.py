@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 import torch
-from oracle import KERNEL_RULES, compare, mixer, mixer_inputs, value_and_grads
+from oracle import KERNEL_RULES, compare, flags, mixer, mixer_inputs, value_and_grads
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vilonghorn.ops import mamba_inner
@@ -32,8 +32,8 @@ def gpu(emulator, monkeypatch):
 @pytest.mark.parametrize("rule", KERNEL_RULES)
 @pytest.mark.parametrize("shape, heads", SHAPES, ids=str)
 def test_it_agrees_with_the_oracle(shape, heads, rule):
-    values, flags = mixer_inputs(*shape, rule=rule, heads=heads), (False, True, True)[: shape[0]]
-    compare(mamba_inner, values, 2e-6, truth=mixer, rule=rule, reverse=flags)
+    values = mixer_inputs(*shape, rule=rule, heads=heads)
+    compare(mamba_inner, values, 2e-6, truth=mixer, rule=rule, reverse=flags(shape[0]))
 
 
 # B, D, then rows and columns of the grid
@@ -118,7 +118,7 @@ def test_bfloat16_costs_its_rounding(rule, grid):
     G, L, K = (1, 20, 9) if grid else (2, 21, 4)
     values = mixer_inputs(G, 2, L, 40, 16, 3, K, rule=rule, filters=(3, 3) if grid else None)
     values["xz"] = values["xz"].bfloat16()
-    compare(mamba_inner, values, 3e-2, truth=mixer, rule=rule, reverse=(False, True)[:G], grid=grid)
+    compare(mamba_inner, values, 3e-2, truth=mixer, rule=rule, reverse=flags(G), grid=grid)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_compiled_equals_eager_bit_for_bit_whatever_the_order_of_the_threads(rul
     for grid in grids:
         G, B, L, K = (1, 2, grid[0] * grid[1], 9) if grid else (2, 40, 9, 4)  # more than 32 partial sums of dD
         values = mixer_inputs(G, B, L, 34, 16, 3, K, rule=rule, filters=grid and (3, 3))
-        options = dict(rule=rule, reverse=(False, True)[:G], grid=grid)
+        options = dict(rule=rule, reverse=flags(G), grid=grid)
         first = value_and_grads(mamba_inner, values, **options)
         second = value_and_grads(compiled, values, **options)
         assert all(torch.equal(first[name], second[name]) for name in first)
