@@ -20,6 +20,7 @@ from .image_file import EXTENSIONS, MAX_PIXELS, printable, read_image
 # Folders and files that systems and archivers add, beside hidden ones.
 ADDED = {"@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found", "system volume information"}
 ADDED |= {"thumbs.db", "desktop.ini"}
+Seen = dict[tuple[int, int], str]  # folders by device and inode, with the folder that they were found in
 TRAIN, HELD_OUT = {"train", "training"}, {"val", "valid", "validation", "test", "testing", "dev", "eval", "holdout"}
 
 
@@ -61,7 +62,7 @@ class ImageFolder:
             raise ValueError(f"{root}: no class folders in it; {expected}{hint}")
         _refuse_splits(root, folders)
         check_distinct(str(root), [*folders])
-        seen: dict[tuple[int, int], str] = {}
+        seen: Seen = {}
         found, left_out = zip(*(list_images(folder, seen) for folder in folders.values()))
         empty = [name for name, files in zip(folders, found) if not files]
         if empty and (classes is None or len(empty) == len(folders)):
@@ -199,14 +200,12 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS) and not _is_added(name)
 
 
-def list_images(
-    folder: str | os.PathLike, seen: dict[tuple[int, int], str] | None = None
-) -> tuple[list[str], Counter[str]]:
+def list_images(folder: str | os.PathLike, seen: Seen | None = None) -> tuple[list[str], Counter[str]]:
     """The image files in a folder at any depth, sorted; and by extension the number of files that are left out.
 
     Links are followed. Hidden files and folders do not count, nor those of systems and archivers, such as `__MACOSX`.
-    `seen` has, by device and inode, the folders that earlier calls have read, and the folder that was given to them.
-    Raises ValueError if a link leads to one of these or above `folder`, and OSError if a folder cannot be read.
+    Raises ValueError if a link leads above `folder`, or to what an earlier call with `seen` has read, and OSError if a
+    folder cannot be read.
     """
 
     def fail(error: OSError) -> None:

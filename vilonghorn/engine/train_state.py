@@ -126,11 +126,11 @@ class TrainState:
         self.wrapped, on_gpu = self.trained, self.device.type == "cuda"
         # A fused optimizer decides on the device, so that nothing waits for it; any other on the CPU.
         self.is_fused = all(group.get("fused") for group in self.optimizer.param_groups)
-        if self.config.run.capture and (
-            why := why_not_captured(self.config, self.device, dist.world_size, self.is_fused)
-        ):
-            raise ValueError(f"run.capture is true, but {why}")
-        self.captured = CapturedUpdate(self._update, self.optimizer) if self.config.run.capture else None
+        self.captured = None
+        if self.config.run.capture:
+            if why := why_not_captured(self.config, self.device, dist.world_size, self.is_fused):
+                raise ValueError(f"run.capture is true, but {why}")
+            self.captured = CapturedUpdate(self._update, self.optimizer)
         if dist.world_size > 1:
             ids = [self.device.index] if on_gpu else None
             self.wrapped = DistributedDataParallel(self.trained, device_ids=ids, gradient_as_bucket_view=True)
