@@ -67,9 +67,8 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path):
     # The file of a run has the arguments of its model.
     for file, kwargs in ((directory / "best.safetensors", None), (tmp_path / "plain.pth", KWARGS)):
         loaded = load(NANO, str(file), kwargs)
-        assert (
-            loaded.preprocessing["mean"] == (0.485, 0.456, 0.406) and loaded.transform.transforms[1].size == 18
-        )  # crop_pct 0.875
+        assert loaded.preprocessing["mean"] == (0.485, 0.456, 0.406)
+        assert loaded.transform.transforms[1].size == 18  # crop_pct 0.875
         assert torch.allclose(loaded.denormalize((pixels - mean) / std), pixels.permute(1, 2, 0), atol=1e-6)
         assert loaded.weights == f"weights of {file.name}"
         (result,) = predict(loaded, [str(tmp_path / "a.png")])
@@ -170,10 +169,8 @@ def test_a_model_that_cannot_be_loaded_is_refused(run, name, checkpoint, kwargs,
 
 
 def test_a_run_of_a_model_with_a_tag_is_a_run_of_the_model(run, tmp_path):
-    file = str(tmp_path / "tagged.safetensors")
-    save_weights(
-        Path(file), run[1].state_dict(), dict(model=f"{NANO}.icons480", kwargs=KWARGS | dict(drop_path_rate=0.1))
-    )
+    file, kwargs = str(tmp_path / "tagged.safetensors"), KWARGS | dict(drop_path_rate=0.1)
+    save_weights(Path(file), run[1].state_dict(), dict(model=f"{NANO}.icons480", kwargs=kwargs))
     assert len(load(NANO, file).model.blocks) == KWARGS["depth"]
     with pytest.raises(ValueError, match=r"contains weights of vilonghorn_nano\.icons480, not of vim_nano"):
         load("vim_nano", file)

@@ -23,18 +23,8 @@ SOURCES = sorted((ROOT / "vilonghorn").rglob("*.py"))
 CMAKE = [sys.executable, "-m", "cmake"]
 CONFIGURE = [*CMAKE, "-S", ROOT / "kernels", "-B"]
 # From the first to the last. A module imports only its own group and those before it.
-ORDER = [
-    ["ops"],
-    ["compat"],
-    ["layers"],
-    ["models"],
-    ["data", "figures"],
-    ["engine"],
-    ["inference"],
-    ["export", "interpret"],
-    ["cli"],
-]
-RANK = {name: rank for rank, group in enumerate(ORDER) for name in group}
+ORDER = "ops, compat, layers, models, data figures, engine, inference, export interpret, cli"
+RANK = {name: rank for rank, group in enumerate(ORDER.split(", ")) for name in group.split()}
 ENTRIES = {"__init__", "__main__"}  # of the package
 
 

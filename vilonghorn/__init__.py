@@ -27,12 +27,7 @@ elif not _is_command():  # help does not wait for torch, and training sets OMP_W
     from . import models
 
 
-_LAZY = {
-    "count_flops": ".models.flops",
-    "load": ".inference",
-    "predict": ".inference",
-    "read_image": ".data.image_file",
-}
+_LAZY = dict(count_flops=".models.flops", load=".inference", predict=".inference", read_image=".data.image_file")
 
 
 def __getattr__(name: str) -> Any:

@@ -30,9 +30,8 @@ def test_a_checkpoint_fits_another_image_size_and_a_state_dict_tells_its_classes
 def test_positions_are_resampled_to_a_size_of_as_many_patches(images):
     name, batch = "vilonghorn_nano_patch8.icons480", images(2, 3, 128, 32)
     model = timm.create_model(name, pretrained=True, img_size=(128, 32)).eval()
-    torch.testing.assert_close(
-        load_for_export(name, img_size=[128, 32])(batch), model(batch).detach(), rtol=0, atol=1e-6
-    )
+    exported = load_for_export(name, img_size=[128, 32])
+    torch.testing.assert_close(exported(batch), model(batch).detach(), rtol=0, atol=1e-6)
 
 
 def test_a_run_is_its_best_or_last_weights_with_its_classes_and_preprocessing(tmp_path, images):

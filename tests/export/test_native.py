@@ -99,7 +99,7 @@ def test_a_file_and_a_library_of_other_versions_are_refused_by_name(native_file)
 @pytest.mark.parametrize("name, shape", [("conv_weight", "2x63x4, expected 2x64xK"), ("A", "2x63x16, expected 2x64xN")])
 def test_an_input_that_does_not_fit_is_named(name, shape, native_file, images):
     def shorten(nodes, weights):
-        weight = weights[nodes[1].input[native.BLOCK_INPUTS.index(name)]]
+        weight = weights[nodes[1].input[native.INPUTS["Block"].index(name)]]
         array = onnx.numpy_helper.to_array(weight)[:, :-1].copy()
         weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
 
@@ -114,11 +114,10 @@ def test_random_models_end_in_errors_or_right_results_and_never_in_a_crash():
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
 
 
-def test_images_of_other_sizes_are_refused(small, images, tmp_path):
-    model, path = small("vilonghornv2_nano"), tmp_path / "model.ort.onnx"
+def test_images_of_other_sizes_are_refused(small, images, write):
+    model = small("vilonghornv2_nano")
     (step, _), _ = model.patches()
-    export(model, "ort", path)
-    session = open_session(path)
+    session = open_session(write(model, "ort"))
     assert len(session.run(None, {"images": images(1, 3, 4 * step, 3 * step).numpy()})[0]) == 1
     problem = f"vilonghorn.Stem: images have {4 * step}x{3 * step + 1} pixels, expected multiples of {step}"
     with pytest.raises(Exception, match=problem):

@@ -92,10 +92,8 @@ class Stem(ctypes.Structure):
 
 def linear(x, weight, norm_weight=None, bias=None, scale=None, *, merge=1, eps=1e-5) -> torch.Tensor:
     """The operator Linear of exported files, for a map x, (B, H, W, C)."""
-    (B, H, W, C), pointers = (
-        x.shape,
-        [None if t is None else t.data_ptr() for t in (x, norm_weight, weight, bias, scale)],
-    )
+    B, H, W, C = x.shape
+    pointers = [None if t is None else t.data_ptr() for t in (x, norm_weight, weight, bias, scale)]
     out = x.new_full((B, H // merge, W // merge, len(weight)), torch.nan)
     sizes = (*out.shape, C, merge, torch.get_num_threads(), eps)
     cpu._check(cpu.library.vl_linear_forward(ctypes.byref(Linear(*sizes, *pointers, None, out.data_ptr())), cpu._isa))

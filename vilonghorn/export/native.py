@@ -21,7 +21,6 @@ from .precision import quantize
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
 INTERFACE = 5  # kInterface of kernels/ort/node.h, which explains it
-BLOCK_INPUTS = (*BLOCK_WEIGHTS, "conv_grid")
 
 
 def ort_library() -> Path:
@@ -151,12 +150,11 @@ def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], 
 def _block_node(block: BlockArguments, x: Tensor) -> Tensor:
     """The operator of a block on tokens x, or on a map, whose own sides are those of the grid."""
     options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, mlp_eps=block.mlp_eps)
-    inputs: dict[str, Tensor | None] = dict(named_tensors(block), x=x)
-    inputs = {name: inputs[name] for name in BLOCK_WEIGHTS}
+    given: dict[str, Tensor | None] = dict(named_tensors(block), x=x)
     sides = [*block.conv_grid[:3]] if x.dim() == 3 else [0, 0, *block.conv_grid[2:3]]  # rows, columns, height of filter
     sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in sides]
-    inputs["conv_grid"] = torch.stack(sizes) if block.conv_grid else None
-    return _symbolic("Block", tuple(inputs.values()), x.shape, **options)
+    conv_grid = torch.stack(sizes) if block.conv_grid else None
+    return _symbolic("Block", (*(given[name] for name in BLOCK_WEIGHTS), conv_grid), x.shape, **options)
 
 
 def _linear(x: Tensor, layer: nn.Module, shape: Sequence[int], merge: int = 1, norm: nn.Module | None = None) -> Tensor:
@@ -178,7 +176,7 @@ class NativeMixer(ExportableMixer):
 
 INT8 = dict(Block=("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj"), Linear=("weight",), Stem=("weight2",))
 INPUTS = dict(
-    Block=BLOCK_INPUTS,
+    Block=(*BLOCK_WEIGHTS, "conv_grid"),
     Linear=("x", "norm_weight", "weight", "bias"),
     Stem=("images", "weight1", "bias1", "weight2", "bias2", "norm_weight"),
 )

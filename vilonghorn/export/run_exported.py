@@ -86,7 +86,6 @@ if __name__ == "__main__":
     outputs, sys.stdout = sys.stdout.buffer, sys.stderr  # what libraries print
     torch.set_num_threads(1)
     _, loader, *paths = sys.argv
-    loaders = (load_onnx, load_pt2, load_openvino, load_coreml)
-    run = {function.__name__: function for function in loaders}[loader](*paths)
+    run = globals()[loader](*paths)
     with torch.no_grad():
         torch.save([run(images) for images in torch.load(BytesIO(sys.stdin.buffer.read()))], outputs)
