@@ -38,8 +38,8 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name, options):
     y = scan.z * torch.sigmoid(scan.z)
     rows = attention_rows(scan, per_channel=True)
     y = y * (torch.einsum("gbtsd,gbsd->gbtd", rows, scan.values) + scan.D[:, None, None] * scan.values).mean(0)
-    x, grid = model._embed(IMAGES)
-    entered = model.blocks[0](x, grid)
+    grid = model._grid(IMAGES)
+    entered = model.blocks[0](model._embed(IMAGES), grid)
     added = model.blocks[1](entered, grid) - entered
     torch.testing.assert_close(y @ model.blocks[1].mixer.out_proj.weight.mT, added, rtol=1e-5, atol=1e-5)
 
@@ -122,7 +122,7 @@ def test_the_average_of_the_patches_attends_as_its_rows_do():
 @pytest.mark.parametrize("token", [0, 9])
 def test_receptive_field_is_the_gradient_of_the_tokens_features(token):
     model, pixels = make(), IMAGES.clone().requires_grad_()
-    x = class_token_first(model.blocks[1](model.blocks[0](model._embed(pixels)[0])))
+    x = class_token_first(model.blocks[1](model.blocks[0](model._embed(pixels))))
     (gradient,) = torch.autograd.grad(x[:, token].sum(), pixels)
     torch.testing.assert_close(receptive_field(model, IMAGES, 1, token), gradient.abs().sum(1))
 
@@ -145,7 +145,7 @@ def test_principal_components_are_those_of_the_covariance():
 
 def test_grad_cam_weighs_features_by_the_mean_gradient_of_the_class():
     model, classes = make(), [3, 1]
-    x, _ = model._embed(IMAGES)
+    x = model._embed(IMAGES)
     x = model.blocks[1](model.blocks[0](x)).detach().requires_grad_()
     scores = model.forward_head(model._norm_tokens(model.blocks[2](x)))
     scores[0, 3].add(scores[1, 1]).backward()

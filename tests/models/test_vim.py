@@ -16,6 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.optim import param_groups_weight_decay
 
 import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.layers import class_token_first
 from vilonghorn.models import VisionSSM
 from vilonghorn.models.vim import LONGHORN, checkpoint_filter_fn
 from vilonghorn.ops import scan
@@ -45,6 +46,15 @@ def test_without_positions_it_is_the_model_whose_positions_are_zero(dynamic, ima
     for model in (learned, without):
         model.set_input_size((48, 40))
     torch.testing.assert_close(without(large), learned(large))
+
+
+def test_a_mixer_of_ones_own_may_take_the_tokens_only(images):
+    model = small()
+    tokens = model._embed(images)
+    for block in model.blocks:
+        block.mixer = torch.nn.Identity()
+        tokens = tokens + block.norm(tokens)
+    torch.testing.assert_close(model.forward_features(images), model.norm(class_token_first(tokens)))
 
 
 def test_pooling_reads_what_it_says(images):

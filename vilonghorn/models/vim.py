@@ -156,6 +156,7 @@ class VisionSSM(Backbone):
             raise ValueError(f"pos_embed is {pos_embed!r}, expected 'learn' or 'none'")
         if not 0 <= drop_path_rate <= 1:
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
+        self.has_conv2d = not isinstance(d_conv, int)
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans = in_chans
@@ -236,21 +237,30 @@ class VisionSSM(Backbone):
         size = self.patch_embed.img_size if img_size is None else as_size("img_size", img_size)
         return self.patch_embed.dynamic_feat_size(size)
 
-    def _embed(self, x: Tensor, masked: Tensor | None = None) -> tuple[Tensor, list[int]]:
-        """(B, in_chans, H, W) images to the residual stream, (B, 1 + M, C) in the order of the scan, and its grid."""
+    def _embed(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
+        """(B, in_chans, H, W) images to the residual stream, (B, 1 + M, C) in the order of the scan."""
         B, _, H, W = x.shape
-        rows, columns = self.patch_embed.dynamic_feat_size((H, W))
         if masked is not None:
-            masked = patch_mask(masked, (B, rows, columns))
+            h, w = self.patch_embed.dynamic_feat_size((H, W))
+            masked = patch_mask(masked, (B, h, w))
         x, pos = self.patch_embed(x, masked), self.pos_embed
         if masked is not None:
             x = replace_masked(x, masked.flatten(1), self.mask_token)
         token: Tensor = self.cls_token
         if pos is not None:
             if self.dynamic_img_size:
-                pos = resample_positions(pos, [rows, columns], list(self.patch_embed.grid_size))
+                H, W = self.patch_embed.dynamic_feat_size((H, W))
+                grid = list(self.patch_embed.grid_size)
+                pos = resample_positions(pos, [H, W], grid)
             x, token = x + pos[:, 1:], token + pos[:, :1]
-        return to_fp32(insert_class_token(self.pos_drop(x), self.pos_drop(token))), as_list((rows, columns))
+        return to_fp32(insert_class_token(self.pos_drop(x), self.pos_drop(token)))
+
+    def _grid(self, x: Tensor) -> list[int] | None:
+        """Rows and columns of patches of images, if convolutions need them."""
+        if not self.has_conv2d:
+            return None
+        H, W = x.shape[-2:]
+        return as_list(self.patch_embed.dynamic_feat_size((H, W)))
 
     def _norm_tokens(self, x: Tensor) -> Tensor:
         """The residual stream (float32) to normed tokens in the parameters' dtype, prefix first."""
@@ -288,7 +298,8 @@ class VisionSSM(Backbone):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW' or 'NLC'")
         take_indices, max_index = feature_take_indices(len(self.blocks), indices)
-        x, grid = self._embed(x, masked)
+        H, W = x.shape[-2:]
+        x, grid = self._embed(x, masked), self._grid(x)
         intermediates = []
         for i, block in enumerate(self.blocks[: max_index + 1] if stop_early else self.blocks):
             x = checkpoint(block, x, grid) if self.grad_checkpointing else block(x, grid)
@@ -298,7 +309,8 @@ class VisionSSM(Backbone):
         prefix = [tokens[:, :1] for tokens in intermediates]
         features = [tokens[:, 1:] for tokens in intermediates]
         if output_fmt == "NCHW":
-            features = [tokens.unflatten(1, grid).permute(0, 3, 1, 2).contiguous() for tokens in features]
+            grid_size = self.patch_embed.dynamic_feat_size((H, W))
+            features = [tokens.unflatten(1, grid_size).permute(0, 3, 1, 2).contiguous() for tokens in features]
         if output_dict:
             result: dict[str, Any] = {"image_intermediates": features}
             if return_prefix_tokens:
@@ -315,7 +327,7 @@ class VisionSSM(Backbone):
         `masked`, (B, h, w) or (B, M), is True for the patches whose token is replaced by the mask token. Raises
         ValueError if it has another size, or the model no mask token.
         """
-        x, grid = self._embed(x, masked)
+        x, grid = self._embed(x, masked), self._grid(x)
         return self._norm_tokens(self.blocks(x, grid, checkpointing=self.grad_checkpointing))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
