@@ -11,7 +11,7 @@ from PIL import EpsImagePlugin, Image
 from timm.data import create_transform
 
 import vilonghorn
-from vilonghorn.data import ImageFolder, write_beton
+from vilonghorn.data import ImageFolder, image_file, write_beton
 from vilonghorn.data.image_file import UnreadableImage, describe_crop, image_sizes, read_image, to_rgb
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
@@ -152,6 +152,13 @@ def test_the_orientation_of_a_camera_is_applied_once(tmp_path, orientation, suff
     assert image_sizes([f"{tmp_path}/x{suffix}"]).tolist() == [[48, 32]]
     for image in (once, to_rgb(once), to_rgb(Image.open(tmp_path / f"x{suffix}"))):
         assert np.abs(np.asarray(image).astype(int) - np.asarray(upright)[..., None]).max() < 12
+
+
+def test_an_error_that_quotes_a_file_is_one_printable_line(tmp_path, photo, monkeypatch):
+    photo(0).save(tmp_path / "x.png")
+    monkeypatch.setattr(image_file, "to_rgb", lambda image: (_ for _ in ()).throw(ValueError("bad token \x1b[2J\n\0")))
+    with pytest.raises(UnreadableImage, match=r"x.png: not a readable image \(bad token \\x1b\[2J \\x00\); convert"):
+        read_image(tmp_path / "x.png")
 
 
 def test_damaged_exif_data_do_not_hide_an_image(tmp_path):

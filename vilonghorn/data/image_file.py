@@ -74,7 +74,7 @@ def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS, file: IO[b
         if getattr(error, "errno", None) in IO_ERRORS:
             raise OSError(error.errno, error.strerror, name) from error
         unknown = isinstance(error, UnidentifiedImageError)
-        reason = f"its content is none of {', '.join(FORMATS)}" if unknown else error
+        reason = f"its content is none of {', '.join(FORMATS)}" if unknown else printable(" ".join(str(error).split()))
         raise UnreadableImage(f"{name}: not a readable image ({reason}); convert, repair or remove it") from error
 
 
