@@ -51,14 +51,9 @@ def test_the_page_of_a_run_is_served_until_a_signal(end, tmp_path, monkeypatch, 
     assert not any(temporary.glob("vilonghorn-web-*"))
 
 
-def test_another_model_is_refused(capsys):
-    assert main(["web", "resnet18"]) == 2
-    assert "resnet18 is neither the directory of a run nor one of this library's models" in capsys.readouterr().err
-
-
-def test_a_model_without_classes_is_refused(capsys):
-    assert main(["web", "vilonghornv2_nano.lite0"]) == 2
-    assert "a web page needs a classifier of images in RGB: give a model with classes" in capsys.readouterr().err
+def test_another_model_and_one_without_classes_are_refused(capsys):
+    for model, words in (("resnet18", "resnet18 is neither"), ("vilonghornv2_nano.lite0", "give a model with classes")):
+        assert main(["web", model]) == 2 and words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])

@@ -81,8 +81,7 @@ def test_an_error_between_renames_never_puts_the_first_old_file_beside_a_new_one
     monkeypatch.setattr(os, "replace", fail_once)
     for name in "ab":
         (tmp_path / name).write_bytes(b"old")
-    targets = [tmp_path / name for name in "ab"]
-    with pytest.raises(OSError, match="input/output error"), atomic_writes(*targets) as files:
+    with pytest.raises(OSError, match="input/output error"), atomic_writes(tmp_path / "a", tmp_path / "b") as files:
         for file in files:
             file.write(b"new")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
