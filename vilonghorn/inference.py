@@ -243,6 +243,8 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     model, class_names = create_model(name, checkpoint, model_kwargs)
     if not hasattr(model, "num_classes"):
         raise ValueError(f"{name} with {model_kwargs} returns maps, expected a classifier: leave out features_only")
+    if model.num_classes < 0:  # timm would make no classifier
+        raise ValueError(f"{name} has num_classes {model.num_classes}, expected 0 or more")
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     check_names(name, model.num_classes, class_names)
