@@ -155,7 +155,7 @@ def test_a_folder_whose_transform_cannot_be_made_is_refused(tmp_path, key, value
         (NANO, "{run}/scalar.safetensors", None, "cannot make vilonghorn_nano with the weights of .*scalar"),
         (NANO, "random", dict(hue=3), "cannot make vilonghorn_nano .*hue"),
         (NANO, "random", dict(in_chans=1), "images of 1 channels"),
-        (NANO, "random", dict(num_classes=-1), "vilonghorn_nano has num_classes -1, expected 0 or more"),
+        ("vilonghornv2_nano", "random", dict(num_classes=-1), "v2_nano has num_classes -1, expected 0 or more"),
         ("{run}", "first", None, "--checkpoint is 'first', expected best or last"),
         ("{run}", "last", None, "there are no weights .*last.safetensors"),
         ("{run}", None, dict(depth=3), "leave out --model-kwargs"),
