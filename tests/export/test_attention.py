@@ -12,8 +12,7 @@ from vilonghorn.export import export, run_exported
 
 
 @pytest.mark.parametrize(
-    "name, kwargs, heads",
-    [("vilonghornv2_nano", {}, [4]), ("vilonghorn_nano_exact", dict(num_heads=2), [2])],
+    "name, kwargs, heads", [("vilonghornv2_nano", {}, [4]), ("vilonghorn_nano_exact", dict(num_heads=2), [2])]
 )
 def test_a_scan_is_one_operator_with_keys_shared_by_heads(name, kwargs, heads, exported, images, capsys):
     model, path = exported(name, **kwargs)

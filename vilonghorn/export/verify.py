@@ -60,14 +60,14 @@ def export(
     if kind not in FORMATS:
         raise ValueError(f"kind is {kind!r}, expected one of {', '.join(FORMATS)}")
     form, path = FORMATS[kind], Path(path)
+    if precision not in form.precisions:
+        raise ValueError(f"precision is {precision!r}, expected {' or '.join(form.precisions)} with {kind!r}")
     if torch.is_autocast_enabled("cpu"):
         raise ValueError("torch.autocast is on, but a file computes in float32: call export outside of its block")
     if broken := [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]:
         raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
     if form.library and not has_backbone(model):
         raise ValueError(f"kind is {kind!r}, which is for models of this library; export with 'onnx' or 'pt2'")
-    if precision not in form.precisions:
-        raise ValueError(f"precision is {precision!r}, expected {' or '.join(form.precisions)} with {kind!r}")
     form.check(model)
     possible = kind == "onnx" and any(isinstance(m, Mixer) and m.rule == RULE for m in model.modules())
     scan = scan or ("attention" if possible else "standard")
