@@ -8,8 +8,6 @@ from torch import nn
 
 from vilonghorn.export import VerificationError, capture, export, formats, run_exported, verify
 
-PT2 = formats.FORMATS["pt2"]
-
 
 @pytest.fixture(scope="module")
 def program(small):
@@ -29,7 +27,7 @@ def write_pt2(monkeypatch):
     def replace(write):
         monkeypatch.setattr(verify, "capture", lambda *_: None)
         monkeypatch.setattr(verify, "compared_shapes", lambda *_: [(1, 3, 32, 32), (2, 3, 32, 32)])
-        monkeypatch.setitem(formats.FORMATS, "pt2", PT2._replace(write=write))
+        monkeypatch.setitem(formats.FORMATS, "pt2", formats.FORMATS["pt2"]._replace(write=write))
 
     return replace
 

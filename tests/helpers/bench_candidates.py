@@ -1,7 +1,5 @@
 """Candidates of a benchmark, in a module that their processes can import."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -3,8 +3,6 @@
 Weights are a dictionary, Vim's with its authors' names.
 """
 
-from __future__ import annotations
-
 import oracle
 import torch
 import torch.nn.functional as F

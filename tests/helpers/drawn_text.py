@@ -1,7 +1,5 @@
 """The texts of a figure as they are drawn: where they overlap or leave the figure."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 from matplotlib.figure import Figure

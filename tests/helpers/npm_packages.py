@@ -1,7 +1,5 @@
 """npm packages as `npm pack` leaves them, with a few icons and digits."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -2,8 +2,6 @@
 differentiate. Shares no code with the package: sigmoid, softplus, padding and flips where the package has none.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -6,8 +6,6 @@ models, because our features are tokens; those tests also exclude timm's vision 
 VILONGHORN_DEPTH limits the number of blocks. Downloads of official Vim weights are replaced by random weights.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile

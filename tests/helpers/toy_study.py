@@ -1,7 +1,5 @@
 """A study of seconds: two candidates and two tasks."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
