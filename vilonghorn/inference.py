@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import Compose
 
-from .data.image_file import EXTENSIONS, MAX_PIXELS, printable, read_image, to_rgb
+from .data.image_file import EXTENSIONS, MAX_PIXELS, explain_resize, printable, read_image, to_rgb
 from .data.image_folder import list_images
 from .data.loaders.config import CROP_MODES
 from .data.loaders.processes import read_batches
@@ -272,8 +272,7 @@ def _read_batch(
                 found = "is a folder; give its images" if list_images(file)[0] else "no image in this folder"
                 raise ValueError(f"{printable(file)}: {found}; expected names that end in {', '.join(EXTENSIONS)}")
             image = read_image(file, max_pixels)
-            problem = f"{printable(file)}: its {image.width}x{image.height} pixels cannot be resized for this model"
-            with explain_model_errors(problem, "crop it"):
+            with explain_resize(file, image):
                 images.append(transform(image))
         except ValueError as error:
             result["error"] = str(error)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..data.atomic_files import atomic_write
-from ..data.image_file import read_image
+from ..data.image_file import explain_resize, read_image
 from ..figures import png
 from ..interpret import KINDS, draw, make_sheet, view
 from . import make_parser
@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> None:
     if options.target is not None and options.what != "cam":
         raise ValueError(f"--class is for cam, not for --what {options.what}")
     picture, loaded = read_image(options.image, options.max_pixels), load_model(options)
-    image = loaded.transform(picture)
+    with explain_resize(options.image, picture):
+        image = loaded.transform(picture)
     target = None if options.target is None else loaded.class_index(options.target)
     sheet = make_sheet(loaded, image, options.what, blocks=options.blocks, patch=options.patch, target=target)
     figure = draw(sheet, view(loaded, picture))

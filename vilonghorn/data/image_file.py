@@ -2,8 +2,8 @@
 
 import errno
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO
 
 import numpy as np
@@ -87,6 +87,16 @@ def image_sizes(paths: Sequence[str], most: int = 64) -> np.ndarray:
             is_turned = orientation in (5, 6, 7, 8) and image.format != "TIFF"  # whose size PIL turns
             sizes.append(image.size[::-1] if is_turned else image.size)
     return np.array(sizes, np.int64).reshape(-1, 2)
+
+
+@contextmanager
+def explain_resize(path: str | os.PathLike, image: Image.Image) -> Iterator[None]:
+    """Names an image that a transform cannot resize, such as a line that would have no height, in a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        size = f"{image.width}x{image.height}"
+        raise ValueError(f"{printable(str(path))}: its {size} pixels cannot be resized: {error}; crop it") from error
 
 
 def describe_crop(sizes: np.ndarray, crop_pct: float, crop_mode: str) -> str | None:

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vilonghorn.data import ImageFolder, create_loader
 
@@ -128,6 +129,14 @@ def test_a_damaged_image_in_a_folder_is_named_with_its_index(tmp_path, photo, wo
     batches = create_loader(tmp_path, **EVAL | {"batch_size": 2, "workers": workers}).epoch(0)
     next(batches), next(batches)
     with pytest.raises(ValueError, match=r"^sample 4: .*4.jpg: not a readable image \([^\n]*$"):
+        next(batches)
+
+
+def test_an_image_too_long_to_be_resized_is_named(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (2, 3000)).save(tmp_path / "a" / "x.png")
+    batches = create_loader(tmp_path, **EVAL | {"batch_size": 1, "crop_mode": "border"}).epoch(0)
+    with pytest.raises(ValueError, match=r"^sample 0: .*x.png: its 2x3000 pixels cannot be resized: height and"):
         next(batches)
 
 

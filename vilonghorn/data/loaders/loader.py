@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..augment import Augmentation
 from ..beton.format import Beton
-from ..image_file import printable
+from ..image_file import explain_resize, printable
 from ..image_folder import ImageFolder
 from ..rng import sample_of, seeded, training_order, uniform
 from .config import LoaderConfig
@@ -178,12 +178,12 @@ class SeededDataset(Dataset):
 
     def __getitem__(self, view: int) -> torch.Tensor | Exception:
         index = sample_of(view)
+        seed = int(uniform(self.seed, self.epoch, np.array([view]), 1)[0, 0] * 2**32)
         try:
             image, _ = self.folder[index]
+            with explain_resize(self.folder.paths[index], image), seeded(seed):
+                return torch.as_tensor(self.transform(image))
         except ValueError as error:  # returned: one that a worker raises has its traceback in its message
             return ValueError(f"sample {index}: {error}")
         except OSError as error:
             return error
-        seed = int(uniform(self.seed, self.epoch, np.array([view]), 1)[0, 0] * 2**32)
-        with seeded(seed):
-            return torch.as_tensor(self.transform(image))
