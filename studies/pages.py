@@ -363,28 +363,34 @@ def rival_ms(model: str, *forms: str) -> float:
 
 
 def rivals_table() -> str:
-    """A row for each run of `rivals`, with the time at 128 px of the fastest exported form to that of ours."""
-    found, names = report("rivals"), {name: one.model for name, one in report("rivals").plan.candidates.items()}
+    """A row for each model and rate of `rivals`, with the time at 128 px of the fastest exported form to that of ours."""
+    found, rows = report("rivals"), []
+    ours = found.plan.candidates[found.plan.reference].model
 
-    def times(candidate: str, *forms: str) -> str:
-        return f"{rival_ms(names[candidate], *forms) / rival_ms(names[found.plan.reference], *forms):.2f}"
+    def percent(values: Sequence[float]) -> str:
+        mean = f"{statistics.fmean(values):.1f}"
+        return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
-    return markdown(
-        [
-            {
-                "model": found.title(run["candidate"]).partition(",")[0],
-                "parameters": f"{run['parameters'] / 1e6:.1f} M",
-                "time, float32": times(run["candidate"], *FLOAT32),
-                "time, int8": times(run["candidate"], *INT8),
-                "epochs": str(len(run["curve"])),
-                "rate": f"{run['rate']:g}",
-                "seed": str(run["seed"]),
-                "validation, %": f"{run['val']['top1']:.1f}",
-                "test, %": f"{run['tests']['test']['top1']:.1f}",
-            }
-            for run in sorted(found.cells, key=lambda run: (list(names).index(run["candidate"]), run["rate"]))
-        ]
-    )
+    for name, candidate in found.plan.candidates.items():
+        chosen = {run["rate"] for run in found.tested("equal_time", name).values()}
+        times = [rival_ms(candidate.model, *forms) / rival_ms(ours, *forms) for forms in (FLOAT32, INT8)]
+        for rate in sorted({run["rate"] for run in found.cells if run["candidate"] == name}):
+            runs = [run for run in found.cells if (run["candidate"], run["rate"]) == (name, rate)]
+            less = found.difference("equal_time", "test", name) if rate in chosen and candidate.model != ours else None
+            rows.append(
+                {
+                    "model": found.title(name).partition(",")[0],
+                    "parameters": f"{runs[0]['parameters'] / 1e6:.1f} M",
+                    "time, float32 / int8": " / ".join(f"{time:.2f}" for time in times),
+                    "epochs": str(len(runs[0]["curve"])),
+                    "rate": f"{rate:g}",
+                    "seeds": str(len(runs)),
+                    "validation, %": percent([run["val"]["top1"] for run in runs]),
+                    "test, %": percent([run["tests"]["test"]["top1"] for run in runs]),
+                    "test, minus ours": difference(less, False),
+                }
+            )
+    return markdown(rows)
 
 
 def draw_rivals(folder: Path) -> Path:
