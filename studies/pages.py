@@ -363,7 +363,7 @@ def rival_ms(model: str, *forms: str) -> float:
 
 
 def rivals_table() -> str:
-    """A row for each model and rate of `rivals`, with the time at 128 px of the fastest exported form to that of ours."""
+    """A row for each model and rate of `rivals`, with the time of one image of 128 px, in its fastest form, to ours."""
     found, rows = report("rivals"), []
     ours = found.plan.candidates[found.plan.reference].model
 
