@@ -15,6 +15,7 @@ from marks import needs_native
 
 from vilonghorn.cli import main
 from vilonghorn.export import capture, export, native, ort_library, run_exported
+from vilonghorn.layers import Mixer, RMSNorm
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24), (2, 3, 104, 72)]
@@ -55,6 +56,7 @@ def edit(path, change):
         ("vilonghornv2_nano", dict(stem_stride=2, num_conv_stages=1), "Stem Block Linear Block Norm Linear"),
         ("vilonghorn_nano_shared", dict(d_state=3), "Norm Scan Norm Linear"),
         ("vim_nano", dict(norm_layer="layernorm", shared_directions=True), "Scan Linear"),
+        ("vilonghorn_nano", dict(norm_layer="layernorm", num_heads=4), "Scan Linear"),
     ],
 )
 @pytest.mark.usefixtures("in_this_process")
@@ -159,3 +161,14 @@ def test_a_block_that_a_user_changed_is_composed(small, tmp_path):
     assert max(error for _, error in export(model, "ort", tmp_path / "model.ort.onnx")) < 1e-5
     nodes = [node.op_type for node in onnx.load(tmp_path / "model.ort.onnx").graph.node if node.domain == "vilonghorn"]
     assert nodes == "Stem Norm Linear Block Block Norm Linear".split()
+
+
+@pytest.mark.parametrize("kind", ["onnx", "ort"])
+@pytest.mark.usefixtures("in_this_process")
+def test_subclasses_of_layers_and_parametrized_norms_are_composed(kind, small, tmp_path):
+    model = small("vilonghornv2_nano", depths=(1, 2))
+    first, second = model.stages[1].blocks
+    first.mixer.__class__ = type("OwnMixer", (Mixer,), {})
+    first.norm.__class__ = type("OwnNorm", (RMSNorm,), {})
+    torch.nn.utils.parametrize.register_parametrization(second.norm, "weight", torch.nn.Softplus())
+    assert max(error for _, error in export(model, kind, tmp_path / f"model.{kind}.onnx")) < 1e-5

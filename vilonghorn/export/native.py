@@ -164,6 +164,7 @@ def _linear(x: Tensor, layer: nn.Module, shape: Sequence[int], merge: int = 1, n
 
 
 def _scan(scan: ScanArguments) -> Tensor:
+    scan = scan.with_channel_steps() if scan.has_heads else scan
     options = dict(rule=scan.rule, reverse=list(scan.reverse), mean=int(scan.reduce == "mean"))
     return _symbolic("Scan", tuple(tensors(scan)[:-1]), scan.output_shape, **options)  # without an initial state
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from ..ops import decomposed
 from . import native
 from .capture import input_shape
 
@@ -20,7 +21,8 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
 
     named = [feature["name"] for feature in json.loads(metadata.get("features", "[]"))] or ["output", "class_maps"]
     names = dict(input_names=["images"], output_names=named[: len(program.graph_signature.user_outputs)])
-    onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
+    with decomposed():  # layers that a user has changed have operators of this library
+        onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
     if metadata.get("weights") == '"int8"':
         native.use_int8(onnx.model.graph)
     [images], outputs = onnx.model.graph.inputs, onnx.model.graph.outputs
