@@ -175,6 +175,19 @@ def test_a_size_that_is_no_size_is_refused_and_leaves_the_model_as_it_was(name, 
 
 
 @pytest.mark.parametrize("name", NANOS)
+def test_the_grid_of_an_image_in_a_graph_follows_its_size(name):
+    class Grid(torch.nn.Module):
+        def forward(self, x):
+            return x.new_ones(model.grid_size(x.shape[-2:]))
+
+    model = make(name)
+    shapes = ({2: Dim("rows") * 32, 3: Dim("columns") * 32},)
+    program = export(Grid(), (images(1, 3, 96, 160),), dynamic_shapes=shapes, strict=False)
+    for graph in (program.module(), torch.jit.trace(Grid(), images(1, 3, 96, 160))):
+        assert graph(images(1, 3, 64, 224)).shape == model.grid_size((64, 224))
+
+
+@pytest.mark.parametrize("name", NANOS)
 def test_sizes_may_be_any_kind_of_integers(name):
     class Pixels(int):
         pass
