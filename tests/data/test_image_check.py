@@ -66,6 +66,14 @@ def test_a_file_is_opened_again_only_if_it_changes(photos, photo, opened):
     assert not np.array_equal(third.digests[0], first.digests[0])
 
 
+def test_a_file_that_came_and_went_is_not_remembered(photos, photo):
+    found = ImageCheck(ImageFolder(photos))
+    photo(9).save(photos / "b" / "nowhere", "PNG")  # after its size and times were asked for
+    found.open()
+    (photos / "b" / "nowhere").unlink()
+    assert found.problems[4] == "" and check(photos).problems[4] == "there is no such file"
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other", "encrypted", "array"])
 def test_a_damaged_cache_is_said_and_not_believed(photos, opened, damage):
     first = check(photos)

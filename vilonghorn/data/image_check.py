@@ -88,7 +88,7 @@ class ImageCheck:
                 names, stats, digests = (old[key] for key in ("names", "stats", "digests"))
             position = {name: i for i, name in enumerate(names.tolist())}
             at = np.array([position.get(os.fsencode(name), -1) for name in self.names], np.int64)
-            same = at >= 0
+            same = (at >= 0) & (self._stats[:, 0] >= 0)
             same[same] = (stats[at[same]] == self._stats[same]).all(1)
             self.digests[same], self.problems[same] = digests[at[same]], ""
         except Exception as error:  # a damaged archive raises nearly any exception
@@ -96,7 +96,7 @@ class ImageCheck:
 
 
 def _stat(path: str) -> tuple[int, int, int]:
-    """Size and times of a file; negative if it is not there."""
+    """Size and times of a file; negative if it is not there, so that it is opened each time."""
     try:
         status = os.stat(path)
     except OSError:
