@@ -23,8 +23,8 @@ from forgetting import SHARES
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from million import best_runs
-from study.results import Interval, Report, interval, read_report
-from study.tables import NONE, difference, differences, draw, save_svg, score, scores
+from study.results import Interval, Report, choose_rate, interval, read_report
+from study.tables import NONE, difference, differences, draw, mean_and_deviation, save_svg, score, scores
 
 from page_tables import markdown, write_page  # isort: skip  (study puts benchmarks/ on the path)
 
@@ -366,17 +366,13 @@ def rivals_table() -> str:
     """A row for each model and rate of `rivals`, with the time of one image of 128 px, in its fastest form, to ours."""
     found, rows = report("rivals"), []
     ours = found.plan.candidates[found.plan.reference].model
-
-    def percent(values: Sequence[float]) -> str:
-        mean = f"{statistics.fmean(values):.1f}"
-        return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
-
     for name, candidate in found.plan.candidates.items():
-        chosen = {run["rate"] for run in found.tested("equal_time", name).values()}
+        chosen = choose_rate(found.plan, found.cells, "equal_time", name)
         times = [rival_ms(candidate.model, *forms) / rival_ms(ours, *forms) for forms in (FLOAT32, INT8)]
         for rate in sorted({run["rate"] for run in found.cells if run["candidate"] == name}):
             runs = [run for run in found.cells if (run["candidate"], run["rate"]) == (name, rate)]
-            less = found.difference("equal_time", "test", name) if rate in chosen and candidate.model != ours else None
+            compared = rate == chosen and name != found.plan.reference
+            less = found.difference("equal_time", "test", name) if compared else None
             rows.append(
                 {
                     "model": found.title(name).partition(",")[0],
@@ -385,8 +381,8 @@ def rivals_table() -> str:
                     "epochs": str(len(runs[0]["curve"])),
                     "rate": f"{rate:g}",
                     "seeds": str(len(runs)),
-                    "validation, %": percent([run["val"]["top1"] for run in runs]),
-                    "test, %": percent([run["tests"]["test"]["top1"] for run in runs]),
+                    "validation, %": mean_and_deviation([run["val"]["top1"] for run in runs]),
+                    "test, %": mean_and_deviation([run["tests"]["test"]["top1"] for run in runs]),
                     "test, minus ours": difference(less, False),
                 }
             )
@@ -589,7 +585,7 @@ def small_data_table(methods: dict[str, str]) -> str:
         line = {"data": name, "classes": str(next(iter(found.values()))["classes"]), "training images": str(count)}
         for method, title in methods.items():
             top = found[method]["top1"] if method in found else []
-            line[title] = f"{statistics.fmean(top):.1f} ± {statistics.stdev(top):.1f}" if top else "-"
+            line[title] = mean_and_deviation(top) if top else "-"
         lines.append(line)
     return markdown(lines)
 

@@ -91,9 +91,15 @@ def score(report: Report, task: str, test: str, candidate: str, metric: str = "t
     accuracies = report.accuracies(task, test, candidate, metric) if planned else {}
     if not accuracies:
         return NONE
-    found, wanted = interval(list(accuracies.values())), len(plan.seeds)
-    text = f"{found.mean:.1f}" + (f" ± {found.std:.1f}" if found.count > 1 else "")
-    return text + (f" ({found.count} of {wanted} seeds)" if found.count != wanted else "")
+    count, wanted = len(accuracies), len(plan.seeds)
+    text = mean_and_deviation(list(accuracies.values()))
+    return text + (f" ({count} of {wanted} seeds)" if count != wanted else "")
+
+
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """Mean and standard deviation; of one value the mean alone."""
+    found = interval(values)
+    return f"{found.mean:.1f}" + (f" ± {found.std:.1f}" if found.count > 1 else "")
 
 
 def differences(report: Report, table: str) -> str:
