@@ -52,7 +52,11 @@ def test_the_page_of_a_run_is_served_until_a_signal(end, tmp_path, monkeypatch, 
 
 
 def test_another_model_and_one_without_classes_are_refused(capsys):
-    for model, words in (("resnet18", "resnet18 is neither"), ("vilonghornv2_nano.lite0", "give a model with classes")):
+    refused = {
+        "resnet18": "resnet18 is neither the directory of a run nor one of this library's models",
+        "vilonghornv2_nano.lite0": "a web page needs a classifier of images in RGB: give a model with classes",
+    }
+    for model, words in refused.items():
         assert main(["web", model]) == 2 and words in capsys.readouterr().err
 
 

@@ -59,7 +59,9 @@ def test_what_is_missing_says_so_when_it_is_used():
     compat.install()
     from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
 
-    with pytest.raises(NotImplementedError, match="mixer_seq_simple.MambaLMHeadModel can be imported only"):
+    with pytest.raises(
+        NotImplementedError, match="mamba_ssm.models.mixer_seq_simple.MambaLMHeadModel can be imported only"
+    ):
         MambaLMHeadModel(3)
     with pytest.raises(AttributeError, match="MambaLMHeadModel has no from_pretrained: vilonghorn.compat"):
         MambaLMHeadModel.from_pretrained("x")

@@ -233,7 +233,11 @@ def test_the_update_of_a_state_is_a_scan_of_one_token(softplus, heads, absent, r
     [
         (dict(u=torch.zeros(2, 6)), ValueError, r"u has shape \(2, 6\), expected \(any, any, any\)"),
         (dict(delta=torch.zeros(2, 6, 8)), ValueError, r"delta has shape \(2, 6, 8\), expected \(2, 6, 9\)"),
-        (dict(delta=torch.zeros(2, 4, 9), delta_bias=None), ValueError, "delta has 4 groups, expected a divisor"),
+        (
+            dict(delta=torch.zeros(2, 4, 9), delta_bias=None),
+            ValueError,
+            "delta has 4 groups, expected a divisor of the 6 channels",
+        ),
         (dict(B=torch.zeros(2, 4, 4, 9)), ValueError, "B has 4 groups, expected a divisor of the 6 channels"),
         (dict(C=torch.zeros(9)), ValueError, r"C has shape \(9,\), expected"),
         (dict(A=torch.zeros(6, 4, dtype=torch.complex64)), NotImplementedError, "A is complex"),

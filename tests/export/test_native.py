@@ -53,7 +53,11 @@ def edit(path, change):
         ("vilonghorn_nano", dict(depth=2, num_heads=1, reverse=(True, False, True)), "Block Block Norm Linear"),
         ("vilonghorn_nano_exact", dict(stride=4, d_state=5, d_conv=3, embed_dim=20, expand=3), "Block Norm Linear"),
         ("vilonghorn_nano", dict(d_conv=(3, 5), num_heads=4, mlp_ratio=1.5), "Block Norm Linear"),
-        ("vilonghornv2_nano", dict(stem_stride=2, num_conv_stages=1), "Stem Block Linear Block Norm Linear"),
+        (
+            "vilonghornv2_nano",
+            dict(depths=(1, 2), stem_stride=2, num_conv_stages=1),
+            "Stem Block Linear Block Block Norm Linear",
+        ),
         ("vilonghorn_nano_shared", dict(d_state=3), "Norm Scan Norm Linear"),
         ("vim_nano", dict(norm_layer="layernorm", shared_directions=True), "Scan Linear"),
         ("vilonghorn_nano", dict(norm_layer="layernorm", num_heads=4), "Scan Linear"),

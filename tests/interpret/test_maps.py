@@ -198,5 +198,7 @@ def test_what_cannot_be_mapped_is_refused():
     with pytest.raises(ValueError, match="the blocks have different numbers of directions"):
         attention(make(reverse=((False,), (False, True))), IMAGES, [0, 1])
     other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
-    with pytest.raises(ValueError, match="VisionTransformer, expected a vilonghorn_.*or vim_. backbone"):
+    with pytest.raises(
+        ValueError, match="VisionTransformer, expected a vilonghorn_., vilonghornv2_. or vim_. backbone"
+    ):
         attention(other, torch.zeros(1, 3, 32, 32), [0])

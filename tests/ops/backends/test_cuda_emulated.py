@@ -123,7 +123,9 @@ def test_sizes_that_the_kernels_do_not_take_run_in_triton(D, N, monkeypatch):
     values = inputs(1, 1, 3, D, N, rule="longhorn")
     assert choose(ScanArguments(**inputs(1, 1, 3, 4, 16, rule="longhorn"))) is cuda
     assert choose(ScanArguments(**values)) is triton
-    with pytest.raises(RuntimeError, match=f"takes up to 16 states and an even number of channels, not {N} and {D}"):
+    with pytest.raises(
+        RuntimeError, match=f"'cuda' takes up to 16 states and an even number of channels, not {N} and {D}"
+    ):
         emulated(**values)
     with pytest.raises(RuntimeError, match="invalid argument"):  # from the library itself
         cuda.forward(ScanArguments(**values), True)

@@ -68,7 +68,9 @@ def test_a_cuda_library_that_does_not_run_is_not_replaced_without_a_word(gpu):
     checks = {0: 35, 1: 0}  # an old driver for the current device
     library = SimpleNamespace(vl_cuda_check=checks.get, vl_cuda_error=lambda error: b"driver is insufficient")
     gpu.setattr(cuda, "_open", lambda: (library, None))
-    with pytest.warns(UserWarning, match="does not run on Some GPU .*: driver is insufficient. Triton runs"):
+    with pytest.warns(
+        UserWarning, match="CUDA library does not run on Some GPU .*: driver is insufficient. Triton runs"
+    ):
         assert "driver is insufficient" in cuda.unavailable("cuda")
     assert cuda.unavailable("cuda:1") is None
 
