@@ -2,7 +2,8 @@
 
 The file takes any number of images, of any size that is a whole number of patches. It is first compared with the model
 in a process that cannot import this library; one for Core ML on macOS only. If it differs, nothing is written and the
-exit status is 1. The script NAME.py beside it classifies images. Without --to, MODEL is a file, which is not run.
+exit status is 1. The script NAME.py beside it classifies images. Without --to, MODEL is an exported file, of which
+nothing is executed.
 """
 
 import sys

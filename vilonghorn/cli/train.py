@@ -35,7 +35,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def train(argv: Sequence[str]) -> None:
-    """Trains, evaluates, or estimates the cost of a run. Raises `USER_ERRORS`, or `Interrupted` after a signal."""
+    """Trains, evaluates, or estimates the cost of a run.
+
+    Raises:
+        ValueError, OSError, ImportError, FloatingPointError: errors that the user can fix.
+        Interrupted: a signal stopped the run, which is saved.
+    """
     config, options = configure(parser, argv)  # YAML files, then options
     if options.dry_run:
         print_cost(config, options)

@@ -32,7 +32,8 @@ class ImageFolder:
     Args:
         root: a folder with one folder of images for each class.
         max_pixels: width times height above which an image is refused when it is opened.
-        classes: class names by label; some may have no image. Default: those of the folders, which must all have one.
+        classes: class names by label, of which some may have no folder or no image. Default: the names of the folders,
+            each of which must have an image.
 
     Attributes:
         classes: class names by label.
@@ -43,7 +44,8 @@ class ImageFolder:
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
-        ValueError: it has no class folders or those of splits, or a class has no image or is not among `classes`.
+        ValueError: it has no class folders, has the splits of a dataset, one of its classes has no image, or is not
+            among `classes`.
     """
 
     def __init__(self, root: str | os.PathLike, max_pixels: int = MAX_PIXELS, classes: Sequence[str] | None = None):

@@ -47,7 +47,8 @@ def build_parser(**options: Any) -> ArgumentParser:
 def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | None = None) -> tuple[Config, Namespace]:
     """Reads and checks a configuration; also returns all options. Options override files.
 
-    --resume RUN and --evaluate RUN take configuration and directory of that run. Else `default` stands for --config.
+    --resume RUN and --evaluate RUN take the configuration and the directory of that run. Without a run and without
+    --config, `default` is the file.
 
     Raises:
         ValueError: an unknown key or name, a value of a wrong type or range, or options that contradict each other.

@@ -143,7 +143,8 @@ class TaskConfig:
         teacher_weight: weight of the teacher's loss; that of the labels is 1 - teacher_weight
         teacher_temperature: divides the logits of teacher and model; the loss is multiplied by its square
         teacher_image_size: side, or [height, width], of the images that it sees, in pixels; null: as in its training
-        teacher_cache: compute its logits of each training image once, without augmentation; mixed as the labels
+        teacher_cache: compute the logits of each training image once, without augmentation, before the first epoch;
+            mixup and cutmix mix them as the labels
         mask_ratio: part of an image that is masked
         mask_unit: height and width of a masked square, in pixels; null: about an eighth of image_size
         mask_normalize: reconstruct the pixels of each masked square normalised to mean 0 and variance 1

@@ -114,7 +114,9 @@ def write_masked_report(
     _write_page(directory, config, result, {"reconstructions": figure})
 
 
-def _write_page(directory: RunDirectory, config: Config, result: dict, figures: dict, **values: Any) -> None:
+def _write_page(
+    directory: RunDirectory, config: Config, result: dict[str, Any], figures: dict[str, Figure], **values: Any
+) -> None:
     files = {name: directory.path / f"{name}.png" for name in PICTURES}
     for name, figure in figures.items():
         write_file(files[name], png(figure))

@@ -118,7 +118,7 @@ def as_size(name: str, size: Any) -> tuple[int, int]:
     """Height and width, of two integers or of one for both. Raises ValueError for another `size`."""
     sides = to_2tuple(size)
     if torch.jit.is_tracing() or any(isinstance(side, torch.SymInt) for side in sides):
-        return sides  # of an image in a graph, where int() would fix them
+        return sides  # int() would make them constants of the graph
     are_integers = all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides)
     if len(sides) != 2 or not are_integers or min(sides) <= 0:
         raise ValueError(f"{name} is {size!r}, expected one or two positive integers")

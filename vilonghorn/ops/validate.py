@@ -184,7 +184,10 @@ def _check_decay(operator: str, name: str, A: Tensor | None) -> None:
 
 
 def check_grid(operator: str, tokens: int, taps: int, conv_grid: Sequence[int]) -> None:
-    """Checks that so many tokens are the patches of a grid, perhaps with a class token, and that its filter is odd."""
+    """Checks that so many tokens are the patches of a grid, perhaps with a class token, and that its filter is odd.
+
+    `conv_grid`: rows and columns of the grid, height and width of the filter, which has so many `taps`.
+    """
     *grid, height, width = conv_grid
     if len(grid) != 2 or any(size < 1 for size in grid):
         raise ValueError(f"{operator}: grid is {tuple(grid)}, expected rows and columns")

@@ -79,7 +79,8 @@ class TransformConfig:
         ratio: smallest and largest width over height of the random crop
         interpolation: from that crop to image_size: area or bicubic; null: area for a .beton, bicubic for a folder
         hflip: probability of a horizontal flip
-        auto_augment: timm's name of a policy, such as rand-m9-mstd0.5-inc1, or 3a (3-Augment, DeiT III); null: none
+        auto_augment: timm's name of a RandAugment or AutoAugment policy such as rand-m9-mstd0.5-inc1, or 3a, the
+            3-Augment of DeiT III; null: none
         color_jitter: strength of the jitter of brightness, contrast and saturation; replaced by a policy other than 3a
         erase: probability that a rectangle is replaced by normal noise (random erasing, pixel mode)
         repeats: repeated augmentation: each image appears this often in a row, and an epoch covers 1/repeats of them
