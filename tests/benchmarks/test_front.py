@@ -93,7 +93,6 @@ def test_latencies_are_those_of_the_fastest_form_of_each_size(front):
 
 
 def test_lsnets_operator_weighs_the_neighbours_of_each_pixel(front):
-    torch.manual_seed(0)
     x, weights = torch.randn(2, 6, 4, 5), torch.randn(2, 3, 9, 4, 5)
     neighbours = torch.nn.functional.unfold(x, 3, padding=1).view(2, 2, 3, 9, 4, 5)
     expected = torch.einsum("bgcnhw,bcnhw->bgchw", neighbours, weights).reshape(2, 6, 4, 5)

@@ -85,7 +85,6 @@ OF_V3 = OF_V2 | {name.replace("_b", "_s") for name in OF_V2}
     ],
 )
 def test_the_mixer_has_the_parameters_of_its_forks_and_their_values(options, names):
-    torch.manual_seed(0)
     mixer = mamba.Mamba(8, d_state=N, d_conv=K, **options)
     assert set(mixer.state_dict()) == names
     assert mixer.A_log._no_weight_decay and mixer.D._no_weight_decay and mixer.dt_proj.bias._no_reinit
@@ -119,7 +118,6 @@ def test_the_mixer_has_the_parameters_of_its_forks_and_their_values(options, nam
 
 
 def test_the_mixer_compiles_and_exports_in_one_graph():
-    torch.manual_seed(0)
     x = torch.randn(2, L, 8)
     for bimamba_type in ("none", "v1", "v2"):
         mixer = mamba.Mamba(8, d_state=N, bimamba_type=bimamba_type)

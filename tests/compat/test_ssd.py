@@ -52,7 +52,6 @@ def test_states_are_carried_with_their_gradients(states):
 @pytest.mark.parametrize("rmsnorm", [True, False])
 @pytest.mark.parametrize("options", [{}, dict(d_ssm=8, D_has_hdim=True, ngroups=2, norm_before_gate=True, bias=True)])
 def test_the_mixer_has_the_parameters_of_mamba_ssm_and_their_values(rmsnorm, options):
-    torch.manual_seed(0)
     mixer = ssd.Mamba2(8, d_state=5, headdim=4, rmsnorm=rmsnorm, dt_limit=(0.01, 1.0), **options)
     names = {"dt_bias", "A_log", "D", "in_proj.weight", "conv1d.weight", "conv1d.bias", "out_proj.weight"}
     names |= {"norm.weight"} if rmsnorm else set()

@@ -81,7 +81,6 @@ class Answer(nn.Module):
     [("vilonghorn_nano", {"patch_size": 8, "depth": 2}, 16), ("vilonghornv2_nano", {"stem_stride": 2}, 16)],
 )
 def test_a_model_does_not_see_masked_pixels_and_learns_from_them_in_all_its_parameters(name, kwargs, unit):
-    torch.manual_seed(0)
     backbone = timm.create_model(name, img_size=32, num_classes=0, mask_token=True, **kwargs)
     model, images = MaskedImageModel(backbone, unit), torch.randn(2, 3, 32, 32)
     task = MaskedImages(0.5, unit)

@@ -22,7 +22,6 @@ def rand(*shape, dtype=torch.float32):
 @pytest.mark.parametrize("with_stream", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_values_and_gradients_are_those_of_a_linear_layer(dtype, with_stream):
-    torch.manual_seed(0)
     weight, x = rand(5, 8).requires_grad_(), rand(2, 3, 8, dtype=dtype).requires_grad_()
     stream, dy = rand(2, 3, 5, dtype=dtype).requires_grad_(), rand(2, 3, 5, dtype=dtype)
     given = [x, weight, *([stream] if with_stream else [])]
@@ -55,7 +54,6 @@ def test_cublas_writes_the_gradient_of_a_weight_in_float32(monkeypatch):
 def stream(monkeypatch):
     """Tokens of a residual stream in bfloat16, on a CPU without its library, which takes the way of a GPU."""
     monkeypatch.setattr(native, "_reason", "not built")
-    torch.manual_seed(0)
     return rand(2, 12, 16, dtype=torch.bfloat16).requires_grad_()
 
 

@@ -13,7 +13,6 @@ SMALL = dict(img_size=(32, 48), patch_size=8, embed_dim=32, depth=4)
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
     return timm.create_model("vilonghorn_nano", **SMALL).eval()
 
 

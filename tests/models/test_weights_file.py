@@ -268,7 +268,6 @@ def test_the_same_weights_are_the_same_bytes_which_safetensors_reads():
 
 @pytest.fixture
 def source():
-    torch.manual_seed(0)
     return timm.create_model("vilonghorn_nano", img_size=32, num_classes=5, **SMALL).eval()
 
 

@@ -11,7 +11,6 @@ from vilonghorn.ops import decomposed
 
 @pytest.mark.parametrize("name", ["vim_nano", "vilonghorn_nano_shared", "vilonghornv2_nano"])
 def test_a_model_and_its_gradients_are_the_same_in_torchs_operators(name):
-    torch.manual_seed(0)
     model = timm.create_model(name, depths=(1, 1, 1)) if "v2" in name else timm.create_model(name, depth=2)
     model.eval().double()
     images = torch.randn(1, *model.default_cfg["input_size"], dtype=torch.float64)

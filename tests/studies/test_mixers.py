@@ -58,7 +58,6 @@ def naive(name, mixer, q, k, v, gates, g, h):
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_mixer_follows_its_equation_token_by_token(name):
-    torch.manual_seed(0)
     mixer = MIXERS[name](H * V // 2, 2).double()
     q, k, v = (2 * torch.randn(2, 1, H, L, size, dtype=torch.double) for size in (K, K, V))
     gates = [torch.randn(2, 1, H, L, dtype=torch.double) for _ in range(mixer.num_gates)]
@@ -80,7 +79,6 @@ def make(name: str, **kwargs) -> nn.Module:
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_model_learns_all_it_has_and_its_second_direction_reads_from_the_end(name):
-    torch.manual_seed(0)
     model = make(name)
     model(torch.randn(2, 3, 16, 32)).square().sum().backward()
     missing = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
@@ -100,7 +98,6 @@ STREAMED += [name for name, kind in MIXERS.items() if not issubclass(kind, Atten
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_an_image_in_pieces_gives_what_the_whole_image_gives(name):
-    torch.manual_seed(0)
     model = make(name, img_size=512).eval()
     with torch.no_grad():
         model.cls_token.normal_()

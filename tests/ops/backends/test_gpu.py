@@ -211,7 +211,6 @@ BLOCKS = {
 
 @pytest.mark.parametrize("family", BLOCKS)
 def test_a_captured_training_step_gives_the_bits_of_an_eager_one(family):
-    torch.manual_seed(0)
     block, x = Block(192, **BLOCKS[family]).cuda(), torch.randn(4, 196, 192, device="cuda", requires_grad=True)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -234,7 +233,6 @@ def test_a_captured_training_step_gives_the_bits_of_an_eager_one(family):
 def test_a_model_trains_as_on_the_cpu(name, device, monkeypatch):
     """On a second device, too, which is not the current one."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # of the convolutions around the blocks
-    torch.manual_seed(0)
     model, images, results = timm.create_model(name, img_size=64, num_classes=5), torch.randn(2, 3, 64, 64), []
     for place in ("cpu", device):
         model.to(place).zero_grad()
@@ -249,7 +247,6 @@ def test_a_model_trains_as_on_the_cpu(name, device, monkeypatch):
 
 @pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghornv2_nano"])
 def test_a_model_in_bfloat16_is_as_close_to_float32_as_on_the_cpu(name):
-    torch.manual_seed(0)
     model, images = timm.create_model(name, img_size=64, num_classes=5), torch.randn(4, 3, 64, 64)
     found = {}
     for place, enabled in (("cpu", False), ("cpu", True), ("cuda", True)):
