@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,18 @@ def test_sigterm_ends_a_forked_process_and_leaves_the_files_of_its_parent(tmp_pa
         assert os.waitpid(child, 0) == (child, signal.SIGTERM)
         file.write(b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_a_second_sigterm_does_not_interrupt_the_removal_of_files(tmp_path, monkeypatch):
+    def remove(folder, **options):
+        signal.raise_signal(signal.SIGTERM)
+        rmtree(folder, **options)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    with pytest.raises(SystemExit), atomic_folder(tmp_path / "folder"):
+        signal.raise_signal(signal.SIGTERM)
+    assert not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_handler_of_sigterm_that_is_set_inside_stays(tmp_path):

@@ -26,18 +26,22 @@ UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOT
 def exits_on_sigterm() -> Iterator[None]:
     """Inside, SIGTERM raises SystemExit, so that blocks end and remove their files, unless it has another handler.
 
-    Processes that are forked inside end at once, as without it. A handler that is set inside stays.
+    A second SIGTERM does not interrupt this. Processes that are forked inside end at once, as without it.
+    A handler that is set inside stays.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield  # only the main thread can set a handler
         return
-    process = os.getpid()
+    process, ends = os.getpid(), False
 
     def end(signum: int, frame: FrameType | None) -> None:
-        if os.getpid() == process:
+        nonlocal ends
+        if os.getpid() != process:
+            signal.signal(signum, signal.SIG_DFL)  # a fork: the files are not its own
+            os.kill(os.getpid(), signum)
+        elif not ends:
+            ends = True
             sys.exit(128 + signum)
-        signal.signal(signum, signal.SIG_DFL)  # a fork: the files are not its own
-        os.kill(os.getpid(), signum)
 
     signal.signal(signal.SIGTERM, end)
     try:
