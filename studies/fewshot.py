@@ -11,8 +11,10 @@ the authors of the training split, validation those of the other authors, both o
 A tile becomes a token by a small convolutional network, which is trained first, on its own, to tell the 400 classes
 and the digits apart, then kept as it is; it is the same for all mixers. The mixers are those of the study `million`,
 with as many parameters, and a head on the last tile. Each has the best of three rates on one seed, then two more seeds.
-The rate 0.002 and the third seed were added on 2026-11-30, when eight runs were known. A finished run is a line of
-results/fewshot.json and is not run again. One thread.
+The rate 0.002 and the third seed were added on 2026-11-30, when eight runs were known. With these 3,072 updates most
+runs of the other mixers were still learning at the end. So on the same day a second budget was added, of four times as
+many updates, at the best rate of each, three seeds. A finished run is a line of results/fewshot.json and is not run
+again. One thread.
 """
 
 import json
@@ -39,7 +41,7 @@ ROOT = Path(__file__).parents[1]
 ICONS, RUNS = ROOT / "data" / "icons", ROOT / "runs" / "studies" / "fewshot"
 RESULTS = ROOT / "studies" / "results" / "fewshot.json"
 WAYS, SIDE, FEATURES, BATCH = 5, 32, 64, 64
-RATES, SEEDS, UPDATES = (0.004, 0.008, 0.002), (1, 2, 3), 3072
+RATES, SEEDS, BUDGETS = (0.004, 0.008, 0.002), (1, 2, 3), (3072, 12288)  # updates
 TESTS = {"16": (4, 1), "64": (8, 1), "256": (16, 1), "64, 5 shots": (8, 5), "256, 5 shots": (16, 5)}  # grid, shots
 COUNT = 2048  # mosaics of a test
 SPLITS = ("train", "val", "test")
@@ -206,7 +208,7 @@ def accuracy(model: nn.Module, tokens: Tokens, grid: int, shots: int, count: int
     return round(100 * right / (count // BATCH * BATCH), 3)
 
 
-def train(name: str, rate: float, seed: int, tokens: dict[str, Tokens]) -> dict:
+def train(name: str, rate: float, seed: int, updates: int, tokens: dict[str, Tokens]) -> dict:
     """Trains a reader of tokens with AdamW, a warm-up and a cosine to a tenth; returns the fields of its run."""
     study, rng, start = (
         read_study(ROOT / "studies" / "plans" / "million.yaml"),
@@ -217,11 +219,11 @@ def train(name: str, rate: float, seed: int, tokens: dict[str, Tokens]) -> dict:
     kwargs, _ = match_size(study, "million", name)
     model = Reader(timm.create_model(study.candidates[name].model, **kwargs))
     optimizer = create_optimizer_v2(model, opt="adamw", lr=rate, weight_decay=0.05, betas=(0.9, 0.95))
-    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=UPDATES // 12)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES - UPDATES // 12, rate / 10)
-    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [UPDATES // 12])
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=updates // 12)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates - updates // 12, rate / 10)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [updates // 12])
     curve, total = [], 0.0
-    for update in range(1, UPDATES + 1):
+    for update in range(1, updates + 1):
         inputs, labels = tokens["train"].batch(rng, BATCH)
         loss = F.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
@@ -230,14 +232,14 @@ def train(name: str, rate: float, seed: int, tokens: dict[str, Tokens]) -> dict:
         optimizer.step()
         schedule.step()
         total += loss.item()
-        if update % (UPDATES // 12) == 0:
+        if update % (updates // 12) == 0:
             curve.append(accuracy(model, tokens["val"], 4, 1, 1024))
             print(
-                f"{name}, {update} updates: loss {total / (UPDATES // 12):.3f}, validation {curve[-1]:.1f}", flush=True
+                f"{name}, {update} updates: loss {total / (updates // 12):.3f}, validation {curve[-1]:.1f}", flush=True
             )
             total = 0.0
     tests = {test: accuracy(model, tokens["test"], *where) for test, where in TESTS.items()}
-    row = {"candidate": name, "rate": rate, "seed": seed, "validation": curve, "tests": tests}
+    row = {"candidate": name, "rate": rate, "seed": seed, "updates": updates, "validation": curve, "tests": tests}
     row["parameters"] = sum(p.numel() for p in model.parameters())
     return row | {"seconds": round(time.monotonic() - start), "commit": revision()}
 
@@ -247,25 +249,29 @@ def read_runs() -> list[dict]:
     return json.loads(RESULTS.read_text(encoding="utf-8"))["runs"] if RESULTS.exists() else []
 
 
-def best_rate(name: str, runs: list[dict]) -> float | None:
-    """The rate with the highest final validation accuracy of the first seed; None while one is missing."""
-    found = {run["rate"]: run["validation"][-1] for run in runs if (run["candidate"], run["seed"]) == (name, SEEDS[0])}
-    return max(found, key=found.__getitem__) if set(RATES) <= set(found) else None
+def key(run: dict) -> tuple[str, float, int, int]:
+    return run["candidate"], run["rate"], run["seed"], run["updates"]
+
+
+def best_rate(name: str, runs: list[dict]) -> float:
+    """The rate with the highest final validation accuracy of the first seed and budget."""
+    first = [run for run in runs if (run["candidate"], run["seed"], run["updates"]) == (name, SEEDS[0], BUDGETS[0])]
+    return max(first, key=lambda run: run["validation"][-1])["rate"]
 
 
 def main(names: list[str]) -> None:
-    """Trains what is missing: at each rate all mixers, then the other seeds."""
+    """Trains what is missing: at each rate all mixers, then the other seeds, then the longer budget."""
     torch.set_num_threads(1)
     tokens = prepare()
     kept = {"command": ["python", "studies/fewshot.py"], "nearest": nearest(tokens["test"])}
-    wanted = [(name, rate, SEEDS[0]) for rate in RATES for name in names]
-    wanted += [(name, None, seed) for seed in SEEDS[1:] for name in names]
-    for name, rate, seed in wanted:
-        rate = rate or best_rate(name, read_runs())
-        if not any((run["candidate"], run["rate"], run["seed"]) == (name, rate, seed) for run in read_runs()):
-            run = train(name, rate, seed, tokens)
-            print(run, flush=True)
-            write_json(RESULTS, {**kept, "runs": [*read_runs(), run]})
+    wanted: list[tuple] = [(name, rate, SEEDS[0], BUDGETS[0]) for rate in RATES for name in names]
+    wanted += [(name, None, seed, updates) for updates in BUDGETS for seed in SEEDS for name in names]
+    for name, rate, seed, updates in wanted:
+        run = name, rate or best_rate(name, read_runs()), seed, updates
+        if run not in map(key, read_runs()):
+            row = train(*run, tokens)
+            print(row, flush=True)
+            write_json(RESULTS, {**kept, "runs": [*read_runs(), row]})
 
 
 if __name__ == "__main__":
