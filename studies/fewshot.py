@@ -208,7 +208,7 @@ def accuracy(model: nn.Module, tokens: Tokens, grid: int, shots: int, count: int
     return round(100 * right / (count // BATCH * BATCH), 3)
 
 
-def train(name: str, rate: float, seed: int, updates: int, tokens: dict[str, Tokens]) -> dict:
+def train(name: str, rate: float, updates: int, seed: int, tokens: dict[str, Tokens]) -> dict:
     """Trains a reader of tokens with AdamW, a warm-up and a cosine to a tenth; returns the fields of its run."""
     study, rng, start = (
         read_study(ROOT / "studies" / "plans" / "million.yaml"),
@@ -250,7 +250,8 @@ def read_runs() -> list[dict]:
 
 
 def key(run: dict) -> tuple[str, float, int, int]:
-    return run["candidate"], run["rate"], run["seed"], run["updates"]
+    """Candidate, rate, updates and seed."""
+    return run["candidate"], run["rate"], run["updates"], run["seed"]
 
 
 def best_rate(name: str, runs: list[dict]) -> float:
@@ -264,10 +265,10 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     tokens = prepare()
     kept = {"command": ["python", "studies/fewshot.py"], "nearest": nearest(tokens["test"])}
-    wanted: list[tuple] = [(name, rate, SEEDS[0], BUDGETS[0]) for rate in RATES for name in names]
-    wanted += [(name, None, seed, updates) for updates in BUDGETS for seed in SEEDS for name in names]
-    for name, rate, seed, updates in wanted:
-        run = name, rate or best_rate(name, read_runs()), seed, updates
+    wanted: list[tuple] = [(name, rate, BUDGETS[0], SEEDS[0]) for rate in RATES for name in names]
+    wanted += [(name, None, updates, seed) for updates in BUDGETS for seed in SEEDS for name in names]
+    for name, rate, updates, seed in wanted:
+        run = name, rate or best_rate(name, read_runs()), updates, seed
         if run not in map(key, read_runs()):
             row = train(*run, tokens)
             print(row, flush=True)

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import fewshot
 import numpy as np
 from forgetting import SHARES
 from matplotlib import rc_context
@@ -60,14 +61,14 @@ def tables() -> dict[Path, dict[str, str]]:
     return {
         DOCS / "comparison.md": {"studies": studies_table()},
         folder / "recall.md": {
-            "million": million_table(),
-            "last tile": million_table("million_last"),
+            "million": million_table("million"),
+            "last tile": million_table("million_last", "million_longer"),
             "cost": streams_cost_table(),
-            "few shots": fewshot_table(),
             "keys": keys_table(),
             "forgetting": forgetting_table(),
             "images": images_table("recall", "long4_same_rate"),
         },
+        folder / "few_shots.md": {"few shots": fewshot_table()},
         folder / "published.md": {"published": published_table()},
         folder / "icons.md": {
             "top1": scores(report("icons"), "top1"),
@@ -203,14 +204,14 @@ def by_tiles(name: str, study: str = "million") -> dict[int, tuple[list[float], 
     return found
 
 
-def million_table(study: str = "million") -> str:
-    """Top-1 of the mixers by the number of tiles, with their rates and seeds."""
-    rows, lines = [], {name: by_tiles(name, study) for name in report(study).plan.candidates}
-    columns = sorted({tiles for line in lines.values() for tiles in line})
-    for name, line in lines.items():
+def million_table(*studies: str) -> str:
+    """Top-1 of the mixers of studies by the number of tiles, with their rates and seeds."""
+    lines = {(study, name): by_tiles(name, study) for study in studies for name in report(study).plan.candidates}
+    columns, rows = sorted({tiles for line in lines.values() for tiles in line}), []
+    for (study, name), line in lines.items():
         if line:
-            runs = runs_of(name, study)
-            row = {"test top-1, %": report(study).title(name)}
+            runs, plan = runs_of(name, study), report(study).plan
+            row = {"test top-1, %": report(study).title(name), "mosaics": f"{plan.tasks['million'].count['train']:,}"}
             row |= {f"{tiles:,}": shares(*line[tiles]) if tiles in line else NONE for tiles in columns}
             rows.append(row | {"rate": f"{runs[0]['rate']:g}", "seeds": str(len(runs))})
     return markdown(rows)
@@ -272,16 +273,14 @@ def forgetting_table() -> str:
 
 
 def fewshot_table() -> str:
-    """Top-1 of few-shot classification by tiles and shots, a line for each mixer and rate."""
-    found, groups = load("fewshot"), {}
-    for run in found["runs"]:
-        groups.setdefault((list(report("million").plan.candidates).index(run["candidate"]), run["rate"]), []).append(
-            run
-        )
-    rows = []
-    for (_, rate), group in sorted(groups.items()):
-        row = {"test top-1, %": report("million").title(group[0]["candidate"])}
-        for test in group[0]["tests"]:
+    """Top-1 of few-shot classification by tiles and shots, a line for each budget and mixer, at its best rate."""
+    found, order, rows = load("fewshot"), list(report("million").plan.candidates), []
+    names = sorted({run["candidate"] for run in found["runs"]}, key=order.index)
+    for updates, name in itertools.product(fewshot.BUDGETS, names):
+        rate = fewshot.best_rate(name, found["runs"])
+        group = [run for run in found["runs"] if fewshot.key(run)[:3] == (name, rate, updates)]
+        row = {"test top-1, %": report("million").title(name), "updates": f"{updates:,}"}
+        for test in fewshot.TESTS:
             row[test if "shots" in test else f"{test} tiles"] = shares([run["tests"][test] for run in group], 2048)
         validation = shares([run["validation"][-1] for run in group], 1024)
         rows.append(row | {"validation": validation, "rate": f"{rate:g}", "seeds": str(len(group))})
@@ -294,17 +293,22 @@ def draw_million(folder: Path) -> Path:
     path = folder / "recall-million.svg"
     found = report("million")
     with rc_context({"font.size": 9}):
-        picture = Figure(figsize=(7, 7.6), layout="constrained")
+        picture = Figure(figsize=(7, 8), layout="constrained")
         axes_of = picture.subplot_mosaic([["top", "top"], ["left", "right"]], height_ratios=[4, 3])
         top, left, right = (axes_of[place] for place in ("top", "left", "right"))
+        longer = report("million_longer").plan.candidates
         for number, name in enumerate(found.plan.candidates):
             means = {tiles: statistics.fmean(values) for tiles, (values, _) in sorted(by_tiles(name).items())}
             style = dict(color=f"C{number}", marker="os^vDP*Xd"[number], ms=4, lw=1 if number else 2.2)
             for axes, line in ((top, means), (left, costs(name, "seconds")), (right, costs(name, "mb"))):
                 axes.plot(list(line), list(line.values()), label=found.title(name), **style)
+            if name in longer:
+                line = {n: statistics.fmean(values) for n, (values, _) in by_tiles(name, "million_longer").items()}
+                style |= dict(lw=1, ls="--", mfc="none")
+                top.plot(list(line), list(line.values()), label=f"{found.title(name)}, 4x the mosaics", **style)
         removed = without_small_parts()["exact", 0.01]
         shares = [100 * right / images for right, images in removed.values()]
-        style = dict(color="C0", marker="o", mfc="none", ls="--", ms=6)
+        style = dict(color="C0", marker="o", mfc="none", ls=":", ms=7)
         top.plot(list(removed), shares, label="Longhorn exact, small parts of keys removed", **style)
         top.axhline(25, color="0.5", ls=":", lw=1)
         top.set(ylim=(0, 101), ylabel="test top-1, %")
@@ -320,7 +324,7 @@ def draw_million(folder: Path) -> Path:
             axes.grid(alpha=0.3)
             axes.set_xlabel("tiles of the image")
         picture.suptitle("Recall among distractors, trained on 16 tiles (dots: a guess)", fontsize=12)
-        picture.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        picture.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
         return save_svg(picture, path)
 
 

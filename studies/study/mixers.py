@@ -241,6 +241,21 @@ def recall_mixer(pretrained: bool = False, mixer: str = "attention", **kwargs: A
     return model
 
 
+class LastTile(nn.Linear):
+    """A head that reads the last of all tiles, (B, L, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, -1])
+
+
+@register_model
+def recall_last(pretrained: bool = False, base: str = "recall_mixer", **kwargs: Any) -> nn.Module:
+    """A model whose head reads the last tile, which asks, in place of the mean."""
+    model = timm.create_model(base, pretrained, **kwargs | {"global_pool": ""})
+    model.head = LastTile(model.head.in_features, model.head.out_features)
+    return model
+
+
 def stream(model: VisionSSM, tiles: Stream, count: int, piece: int, together: int) -> Tensor:
     """The logits of a model of two blocks without positions, of images of `count` tiles, which are read in pieces.
 

@@ -96,6 +96,15 @@ STREAMED = ["vilonghorn_nano_exact", "vilonghorn_nano", "vim_nano"]
 STREAMED += [name for name, kind in MIXERS.items() if not issubclass(kind, Attention)]
 
 
+@pytest.mark.parametrize("options", [dict(base="vilonghorn_nano_exact", dynamic_img_size=True), dict(mixer="rotary")])
+def test_a_head_on_the_last_tile_reads_its_token(options):
+    model = timm.create_model("recall_last", patch_size=8, embed_dim=32, depth=2, img_size=32, **options)
+    images = torch.rand(2, 3, 64, 64)
+    tokens = model.eval().forward_features(images)
+    assert tokens.shape == (2, 65, 32)
+    torch.testing.assert_close(model(images), F.linear(tokens[:, -1], model.head.weight, model.head.bias))
+
+
 @pytest.mark.parametrize("name", STREAMED)
 def test_an_image_in_pieces_gives_what_the_whole_image_gives(name):
     model = make(name, img_size=512).eval()
