@@ -56,8 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def process_state():
-    """Seeds torch: a test draws the same numbers alone as after others. Restores signal handlers and torch's threads,
-    which a command sets: it would have ended with its process.
+    """Seeds torch, so that a test draws the same numbers alone as after others. Afterwards restores the signal handlers
+    and torch's threads, which a command in the test sets for the whole process.
     """
     torch.manual_seed(0)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

@@ -95,7 +95,7 @@ def chunk_scan(
 
 
 def close(given, expected, tolerance=2e-6, allowed=0.0):
-    """Asserts that the largest difference is at most `tolerance` of the largest value and `allowed`; NaN differs."""
+    """Asserts that the largest difference is at most `tolerance` of the largest value, plus `allowed`; NaN differs."""
     scale = max(expected.abs().max().item() if expected.numel() else 0.0, 1e-3)
     difference = (given.double() - expected.double()).abs().max().item() if expected.numel() else 0.0
     limit = tolerance * scale + allowed
@@ -105,7 +105,8 @@ def close(given, expected, tolerance=2e-6, allowed=0.0):
 def agree(function, reference, tensors, tolerance=2e-6):
     """Asserts equal values and gradients of functions of a dict of tensors, the reference's in float64.
 
-    A sum of terms that cancel may also differ by as much as a relative change of 2^-18 in the arguments causes.
+    Sums over states and tokens have terms that cancel. So a value may also differ by as much as a relative change of
+    2^-18 in the arguments causes.
     """
 
     def run(compute, convert):
