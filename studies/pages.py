@@ -281,7 +281,8 @@ def fewshot_table() -> str:
         group = [run for run in found["runs"] if fewshot.key(run)[:3] == (name, rate, updates)]
         row = {"test top-1, %": report("million").title(name), "updates": f"{updates:,}"}
         for test in fewshot.TESTS:
-            row[test if "shots" in test else f"{test} tiles"] = shares([run["tests"][test] for run in group], 2048)
+            accuracies = [run["tests"][test] for run in group]
+            row[test if "shots" in test else f"{test} tiles"] = shares(accuracies, fewshot.COUNT)
         validation = shares([run["validation"][-1] for run in group], 1024)
         rows.append(row | {"validation": validation, "rate": f"{rate:g}", "seeds": str(len(group))})
     rows.append({"test top-1, %": "nearest icon, no mixer", "16 tiles": f"{found['nearest']:.1f}"})
@@ -291,20 +292,21 @@ def fewshot_table() -> str:
 def draw_million(folder: Path) -> Path:
     """Draws `folder/recall-million.svg`: accuracy, time and memory of each mixer by the number of tiles."""
     path = folder / "recall-million.svg"
-    found = report("million")
+    found, longer = report("million"), report("million_longer").plan.candidates
+
+    def means(name: str, study: str = "million") -> dict[int, float]:
+        return {tiles: statistics.fmean(values) for tiles, (values, _) in sorted(by_tiles(name, study).items())}
+
     with rc_context({"font.size": 9}):
         picture = Figure(figsize=(7, 8), layout="constrained")
         axes_of = picture.subplot_mosaic([["top", "top"], ["left", "right"]], height_ratios=[4, 3])
         top, left, right = (axes_of[place] for place in ("top", "left", "right"))
-        longer = report("million_longer").plan.candidates
         for number, name in enumerate(found.plan.candidates):
-            means = {tiles: statistics.fmean(values) for tiles, (values, _) in sorted(by_tiles(name).items())}
             style = dict(color=f"C{number}", marker="os^vDP*Xd"[number], ms=4, lw=1 if number else 2.2)
-            for axes, line in ((top, means), (left, costs(name, "seconds")), (right, costs(name, "mb"))):
+            for axes, line in ((top, means(name)), (left, costs(name, "seconds")), (right, costs(name, "mb"))):
                 axes.plot(list(line), list(line.values()), label=found.title(name), **style)
             if name in longer:
-                line = {n: statistics.fmean(values) for n, (values, _) in by_tiles(name, "million_longer").items()}
-                style |= dict(lw=1, ls="--", mfc="none")
+                line, style = means(name, "million_longer"), style | dict(lw=1, ls="--", mfc="none")
                 top.plot(list(line), list(line.values()), label=f"{found.title(name)}, 4x the mosaics", **style)
         removed = without_small_parts()["exact", 0.01]
         shares = [100 * right / images for right, images in removed.values()]
