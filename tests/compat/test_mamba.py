@@ -139,7 +139,19 @@ def test_what_the_mixer_has_not_has_a_sentence():
         mamba.mamba_inner_fn(**inputs() | dict(x_proj_weight=torch.zeros(3, 3)))
 
 
-@pytest.mark.parametrize("norm", [nn.LayerNorm, RMSNorm])
+class OtherNorm(nn.Module):
+    """RMSNorm by another package, with the attributes of `RMSNorm`."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(dim, dtype=torch.bfloat16)), None, 1e-5
+
+    def forward(self, x):
+        assert x.dtype == self.weight.dtype
+        return x * (x.float().square().mean(-1, keepdim=True) + self.eps).rsqrt().to(x.dtype) * self.weight
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, RMSNorm, OtherNorm])
 def test_a_block_adds_the_residual_before_its_norm(norm):
     class Double(nn.Module):
         def forward(self, tokens, inference_params):
@@ -149,7 +161,7 @@ def test_a_block_adds_the_residual_before_its_norm(norm):
     x, residual = torch.randn(2, 3, 8).bfloat16(), torch.randn(2, 3, 8)
     y, total = block(x, residual)
     wide = x.double() + residual.double()
-    centred = wide if norm is RMSNorm else wide - wide.mean(-1, keepdim=True)
+    centred = wide - wide.mean(-1, keepdim=True) if norm is nn.LayerNorm else wide
     expected = centred / (centred.square().mean(-1, keepdim=True) + block.norm.eps).sqrt()
     assert total.dtype == torch.float32 and y.dtype == torch.bfloat16
     plain.close(total, wide), plain.close(y, 2 * expected, 2**-7)

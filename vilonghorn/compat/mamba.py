@@ -163,7 +163,11 @@ class Block(nn.Module):
 
     def forward(self, hidden_states: Tensor, residual: Tensor | None = None, inference_params: Any = None) -> tuple:
         """Returns the mixed tokens and the residual for the next block, both (batch, L, dim)."""
-        norm, is_rms = self.norm, isinstance(self.norm, RMSNorm)
-        options = dict(prenorm=True, residual_in_fp32=self.residual_in_fp32, is_rms_norm=is_rms)
-        tokens, residual = layer_norm_fn(hidden_states, norm.weight, norm.bias, residual, eps=norm.eps, **options)
+        norm, wide = self.norm, self.residual_in_fp32
+        if self.fused_add_norm or type(norm) in (nn.LayerNorm, RMSNorm):
+            options = dict(prenorm=True, residual_in_fp32=wide, is_rms_norm=isinstance(norm, RMSNorm))
+            tokens, residual = layer_norm_fn(hidden_states, norm.weight, norm.bias, residual, eps=norm.eps, **options)
+        else:  # another one computes itself
+            residual = hidden_states if residual is None else hidden_states + residual
+            tokens, residual = norm(residual.to(norm.weight.dtype)), residual.float() if wide else residual
         return self.mixer(tokens, inference_params=inference_params), residual
