@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 import vilonghorn
 from vilonghorn import load, predict
-from vilonghorn.engine.checkpoint import save_weights
+from vilonghorn.engine.checkpoint import load_weights, save_weights
 from vilonghorn.engine.evaluate import pretrained_class_names
+from vilonghorn.export import load_for_export
 
 NANO = "vilonghorn_nano"
 KWARGS = dict(num_classes=6, img_size=16, patch_size=4, depth=2, embed_dim=32)  # of `leave_run`
@@ -75,6 +76,28 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path):
         names = [p["name"] for p in result["predictions"]]
         assert names == [None if kwargs else NAMES[p["class"]] for p in result["predictions"]]
     assert loaded.class_name(3) == "3"
+
+
+def test_a_file_of_a_run_brings_its_preprocessing(run, tmp_path):
+    directory, file = run[0], tmp_path / "a.safetensors"
+    weights, record = load_weights(directory / "best.safetensors")
+    data = dict(image_size=[16, 16], mean=[0.5, 0.4, 0.3], std=[0.5, 0.6, 0.7], crop_pct=1.0, interpolation="bicubic")
+    save_weights(file, weights, record | {"data": data | {"crop_mode": "center"}})
+    assert load(NANO, str(file)).preprocessing == load(directory).preprocessing
+    assert load_for_export(NANO, file).pretrained_cfg.items() >= load(directory).preprocessing.items()
+    for wrong in (
+        dict(image_size=30_000),
+        dict(mean=["a"] * 3),
+        dict(crop_mode="x"),
+        dict(url="http://a"),
+        dict(std=0),
+    ):
+        save_weights(file, weights, record | {"data": data | wrong})
+        with pytest.raises(ValueError, match=f"^{file} has a record of a run whose data are .*Error: "):
+            load(NANO, str(file))
+    save_weights(file, weights, record | {"data": [1]})
+    with pytest.raises(ValueError, match="data '\\[1\\]', expected options by name"):
+        load(NANO, str(file))
 
 
 def test_an_image_that_is_too_long_is_named_and_a_model_of_another_dtype_predicts(run, tmp_path):

@@ -29,7 +29,7 @@ from .data.loaders.processes import read_batches
 from .engine import load_run
 from .engine.config import nearest
 from .engine.device import pick_device
-from .engine.evaluate import check_names, name_weights, preprocessing, pretrained_class_names
+from .engine.evaluate import check_names, name_weights, preprocessing, pretrained_class_names, recorded_transform
 from .engine.model_setup import MODEL_ERRORS, explain_model_errors
 from .models.weights_file import check_architecture, check_file, check_numbers, is_ours, one_line, read_weights
 
@@ -166,8 +166,8 @@ def predict(
 def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple[nn.Module, list[str] | None]:
     """Makes a timm model as `load`; returns it with the names of its classes, None if unknown.
 
-    A file of weights of a run has the arguments of its model. Of a state dict for a model of this library, the head
-    tells the number of classes. timm converts and resamples the weights.
+    A file of weights of a run has the arguments of its model and its preprocessing. Of a state dict for a model of this
+    library, the head tells the number of classes. timm converts and resamples the weights.
     """
     file = None if checkpoint in WITHOUT_FILE else Path(checkpoint)
     architecture, record, kwargs = _find_architecture(name), {}, dict(model_kwargs)
@@ -185,6 +185,7 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
     try:
         model = timm.create_model(name, pretrained=checkpoint != "random", **kwargs)
         model.pretrained_cfg.pop("state_dict", None)
+        model.pretrained_cfg.update(record.get("preprocessing", {}))
         return model, pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
     except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         given = f"{checkpoint} weights" if file is None else f"the weights of {file}"
@@ -212,9 +213,9 @@ def _find_architecture(name: str) -> str:
 def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads a file of weights for a model.
 
-    Returns what a run recorded, or nothing; and its entries of `pretrained_cfg_overlay`. Raises FileNotFoundError, or
-    ValueError if it is no file of weights, is damaged, or has weights of another model than `name`, as far as both are
-    in timm's registry.
+    Returns what a run recorded, with its `preprocessing`, or nothing; and its entries of `pretrained_cfg_overlay`.
+    Raises FileNotFoundError, or ValueError if it is no file of weights, is damaged, or has weights of another model
+    than `name`, as far as both are in timm's registry.
     """
     weights, record = read_weights(file)
     overlay = {"state_dict": weights, "source": None}  # None: not the weights of a folder or of the Hub
@@ -227,7 +228,7 @@ def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any]
     check_architecture(architecture, kwargs, file, weights if "kwargs" in record else None)
     if (size := kwargs.get("img_size")) is not None:
         overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
-    return record, overlay
+    return record | {"preprocessing": recorded_transform(record, file)}, overlay
 
 
 def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:

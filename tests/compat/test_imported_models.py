@@ -5,10 +5,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from timm.models import _registry
 
 from vilonghorn import compat
 from vilonghorn.cli import main
+from vilonghorn.engine import load_config
+from vilonghorn.engine.tasks.distillation import Teacher
 
 # As public code writes it: mamba_ssm's names, and old names of timm.
 PACKAGE = """
@@ -50,7 +54,7 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("othervision", None)
 
 
-def test_a_model_of_another_package_is_trained_evaluated_used_and_exported(folder, capsys):
+def test_a_model_of_another_package_is_trained_evaluated_used_and_exported(folder, capsys, monkeypatch):
     run, image = str(folder / "run"), str(folder / "val" / "light" / "0.png")
     options = "--model.name other_vision_model --run.imports [othervision] --data.image_size 16 --data.batch_size 4"
     options += " --schedule.epochs 2 --schedule.warmup_epochs 0 --model.drop_path null --run.device cpu"
@@ -68,6 +72,10 @@ def test_a_model_of_another_package_is_trained_evaluated_used_and_exported(folde
         assert reason in capsys.readouterr().err
     assert main(["export", run, "--to", "onnx", "--img-size", "32", "--output", str(folder / "x.onnx")]) == 2
     assert "other_vision_model of another package: leave out --img-size" in capsys.readouterr().err
+    monkeypatch.delitem(_registry._model_entrypoints, "other_vision_model")  # as in a new process
+    del sys.modules["othervision"]
+    teacher = Teacher(run, load_config("digits"), 2, torch.device("cpu"), ["light", "dark"])
+    assert teacher.size == (16, 16) and teacher.order == [1, 0]
 
 
 def test_a_module_that_cannot_be_imported_is_named(folder, capsys):

@@ -15,6 +15,7 @@ from timm.layers import to_2tuple
 from torch import nn
 
 from ..data.image_file import printable
+from ..data.loaders.config import ImageConfig, LoaderConfig
 from ..models.weights_file import check_architecture, one_line
 from .checkpoint import RunDirectory, load_weights
 from .command_line import load_config
@@ -23,10 +24,11 @@ from .config_file import run_config
 from .device import autocast, pick_device
 from .distributed import Distributed
 from .loaders import build_loader, check_classes
-from .model_setup import check_model
+from .model_setup import check_model, explain_model_errors
 from .predictions import COLUMNS, ROWS, Prediction, Predictions
 
 CLASS_SCORES = ("top1", "top5", "loss")
+TRANSFORM = ("image_size", "mean", "std", "crop_pct", "crop_mode", "interpolation")  # keys of data that records have
 
 
 def class_scores(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast) -> torch.Tensor:
@@ -187,7 +189,18 @@ def load_run(run: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict
 
 def preprocessing(run: str | Path) -> dict[str, Any]:
     """Returns the arguments of `timm.data.create_transform` that repeat a run's validation transform."""
-    data = load_config(run_config(run)).data
+    return _transform(load_config(run_config(run)).data)
+
+
+def recorded_transform(record: dict[str, Any], source: str | Path) -> dict[str, Any]:
+    """As `preprocessing`, of a record in the file `source`; nothing if it has none. Raises ValueError if it is none."""
+    if "data" not in record:  # of an earlier version, or not of a run
+        return {}
+    with explain_model_errors(f"{source} has a record of a run whose data are {str(record['data'])[:80]}"):
+        return _transform(LoaderConfig(training=False, **record["data"]))
+
+
+def _transform(data: ImageConfig) -> dict[str, Any]:
     interpolation = "box" if data.interpolation == "area" else data.interpolation
     crop = {"crop_pct": data.crop_pct, "crop_mode": data.crop_mode, "interpolation": interpolation}
     return {"input_size": (3, *to_2tuple(data.image_size)), "mean": tuple(data.mean), "std": tuple(data.std), **crop}

@@ -16,7 +16,7 @@ from .config_file import changed_keys
 from .device import pick_device
 from .distributed import Distributed, Interrupted, StopRequest
 from .environment import machine
-from .evaluate import average_lags, evaluate, quality
+from .evaluate import TRANSFORM, average_lags, evaluate, quality
 from .loaders import Source, build_loader, check_classes, open_data
 from .logger import RunLogger, mean_loss
 from .model_setup import explain_model_errors, model_kwargs
@@ -206,6 +206,7 @@ class Trainer:
         for name in weights:
             record = {"model": self.config.model.name, "kwargs": model_kwargs(self.config, state.num_classes)}
             record |= {"weights": state.reported, "class_names": self.train_loader.class_names, "epoch": progress.epoch}
+            record["data"] = {key: value for key, value in asdict(self.config.data).items() if key in TRANSFORM}
             record |= {"val_images": self.data["val_images"], **progress.results[state.reported]}
             model = state.task.backbone(state.models[state.reported])
             save_weights(self.directory.weights(name), model.state_dict(), record)

@@ -38,7 +38,7 @@ def load_for_export(
         FileNotFoundError: there is no such checkpoint.
     """
     name, kwargs, overlay = str(name), dict[str, Any](dynamic_img_pad=False), dict[str, Any]()
-    if is_run := Path(name).is_dir():
+    if Path(name).is_dir():
         run, which = name, str(checkpoint or "best")
         checkpoint = RunDirectory(run).weights(which)
         overlay = preprocessing(run)
@@ -72,12 +72,11 @@ def load_for_export(
     step, patch = net.patches()
     height, width = model.pretrained_cfg["input_size"][-2:]
     model.pretrained_cfg["input_size"] = (net.in_chans, height, width)
-    if is_run:
-        if any(padding((height, width), patch, step)):
-            problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
-            raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
-        if not model.pretrained_cfg["fixed_input_size"]:  # the record of a run does not have its image size
-            net.set_input_size((height, width))
+    if any(padding((height, width), patch, step)):
+        problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
+        raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
+    if not model.pretrained_cfg["fixed_input_size"]:  # the arguments of a run's model do not have its image size
+        net.set_input_size((height, width))
     least, grid = min_grid(model), net.grid_size()
     if min(grid) < least:
         problem = f"images of {net.image_size(*grid)} pixels are fewer than {least} patches high or wide"

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 RECORD, DIGEST = "vilonghorn", "vilonghorn_sha256"  # entries of the header
 RECORD_TYPES: dict[str, tuple[Any, str]] = dict.fromkeys(("model", "weights"), (str, "a text"))
-RECORD_TYPES |= dict(kwargs=(dict, "arguments by name"), epoch=(int, "a number"))
+RECORD_TYPES |= dict(kwargs=(dict, "arguments by name"), data=(dict, "options by name"), epoch=(int, "a number"))
 RECORD_TYPES |= dict.fromkeys(("top1", "top5", "loss"), ((int, float), "a number"))
 # Of a model that a record describes, for the sum of an argument's numbers: blocks, classes, sides in pixels, others.
 LIMITS = (("depth|layers|blocks", 1_000), ("num_classes", 1_000_000), ("img_size|input_size", 20_000), ("", 65_536))

@@ -25,7 +25,7 @@ from ..checkpoint import full_disk_explained
 from ..config import ClassNames, Config, nearest
 from ..device import autocast
 from ..distributed import Distributed
-from ..evaluate import load_run, preprocessing, pretrained_class_names
+from ..evaluate import load_run, preprocessing, pretrained_class_names, recorded_transform
 from ..loaders import build_loader
 from ..model_setup import MODEL_ERRORS, explain_model_errors
 from .classification import Classification
@@ -76,10 +76,11 @@ def _load(source: str, synsets: bool) -> tuple[nn.Module, ClassNames, dict[str, 
     """A teacher, the names of its classes, and `input_size`, `mean` and `std` of its images."""
     path = Path(source)
     if path.exists():
-        model, record = load_run(path)
         run = path if path.is_dir() else path.parent
-        has_config = (run / "config.yaml").is_file()
-        cfg = preprocessing(run) if has_config else resolve_input_data_config(model, {"model_kwargs": record["kwargs"]})
+        cfg = preprocessing(run) if (run / "config.yaml").is_file() else {}  # first: it may import the model
+        model, record = load_run(path)
+        cfg = cfg or recorded_transform(record, path)
+        cfg = cfg or resolve_input_data_config(model, {"model_kwargs": record["kwargs"]})
         return model, record.get("class_names"), cfg
     if not timm.is_model(source):
         hint = nearest(source, timm.list_models())
