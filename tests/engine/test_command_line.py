@@ -43,11 +43,19 @@ def data(tmp_path_factory) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore:FFCV is not installed")
 def test_a_run_is_trained_and_measured_again_with_the_same_result(data, tmp_path, capsys):
-    train([*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=6"])
+    growing = ["--augmentation.start_size=16", "--augmentation.ramp=[1, 2]"]
+    train([*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=6", *growing])
     trained = capsys.readouterr().out.splitlines()[-2:]
     scores = r"held-out (top-1 [\d.]+%, top-5 [\d.]+%, loss [\d.]+) on 20 images"
     for checkpoint, line in zip(("best", "last"), trained):
-        train([f"--evaluate={tmp_path}/run", f"--checkpoint={checkpoint}"])
+        train(
+            [
+                f"--evaluate={tmp_path}/run",
+                f"--checkpoint={checkpoint}",
+                "--data.batch_size=5",
+                "--data.image_size=[16, 16]",
+            ]
+        )
         assert capsys.readouterr().out.splitlines()[-1] == line
         assert re.fullmatch(rf"{scores}: {checkpoint} weights \(ema, epoch \d\) of {tmp_path}/run", line)
     assert "last weights (ema, epoch 6)" in trained[1]

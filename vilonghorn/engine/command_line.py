@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from inspect import formatannotation
 from os.path import expanduser
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import Path_fc, PositiveInt
 
-from .config import FIELDS, SECTIONS, Config, check, nearest
+from .config import FIELDS, SECTIONS, AugmentationConfig, Config, check, nearest
 from .config_file import explain_moved, find_config, read_layers, run_config
 from .distributed import USER_ERRORS, Distributed, Interrupted
 
@@ -99,6 +100,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
     if len(files) > len({*files}):
         raise ValueError(f"--json and --csv are the same file, {values.csv}: give two names")
     config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
+    if values.evaluate is not None:  # options need not fit how the images of the run were changed
+        config.augmentation, config.task = AugmentationConfig(), replace(config.task, mixup=0.0, cutmix=0.0)
     check(config)
     return config, values
 
