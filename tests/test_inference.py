@@ -140,6 +140,9 @@ def test_a_class_is_found_by_its_name_or_number(run):
     digits = replace(loaded, class_names=["1", "0"])
     assert loaded.class_index("eel") == loaded.class_index("4") == 4
     assert [digits.class_index(name) for name in ("1", "0", "3")] == [0, 1, 3]  # a name comes before a number
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    assert replace(digits, class_names=["0", composed]).class_index(decomposed) == 1
+    assert replace(digits, class_names=["0", decomposed]).class_index(composed) == 1
     with pytest.raises(ValueError, match="no class 'eal'; .*eel"):
         loaded.class_index("eal")
     with pytest.raises(ValueError, match="no class 'cat'; the classes have numbers only"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import timm
 import torch
@@ -72,11 +73,11 @@ class LoadedModel:
         return str(index) if self.class_names is None else printable(self.class_names[index])
 
     def class_index(self, name: str) -> int:
-        """Returns the number of a class, from its name or its number as text; a name comes first.
+        """Returns the number of a class, from its name in any Unicode form or its number as text; a name comes first.
 
         Raises ValueError if no class has this name, and it is not a number.
         """
-        names = self.class_names or []
+        name, *names = (normalize("NFC", text) for text in (name, *(self.class_names or ())))
         if name in names:
             return names.index(name)
         try:

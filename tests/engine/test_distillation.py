@@ -111,6 +111,9 @@ def test_classes_are_matched_by_their_names(teachers, tmp_path):
     images = torch.randn(4, 3, 16, 16)
     straight, turned = (Distillation(config, 4, CPU, names).logits(images) for names in (NAMES, NAMES[::-1]))
     torch.testing.assert_close(turned, straight.flip(1))
+    (weights, record), file = load_weights(Path(teachers[0], "best.safetensors")), tmp_path / "other.safetensors"
+    save_weights(file, weights, record | {"class_names": ["cafe\u0301", "b", "c", "d"]})
+    assert Teacher(str(file), config, 4, CPU, ["d", "caf\u00e9", "b", "c"]).order == [3, 0, 1, 2]
 
 
 def test_a_run_from_cached_logits_ends_the_same_after_kills_also_inside_the_cache(teachers, tmp_path):

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import timm
@@ -46,9 +47,10 @@ class Teacher:
         if self.is_classifier and (found := getattr(self.model, "num_classes", None)) != num_classes:
             raise ValueError(f"{name} has {found} classes but the data has {num_classes}: {same}")
         if self.is_classifier and names is not None and class_names is not None:
+            names, class_names = ([normalize("NFC", text) for text in texts] for texts in (names, class_names))
             if unknown := sorted({*class_names} - {*names}):
                 raise ValueError(f"{name} has no class {unknown[0]!r}, which the data has: {same}, in any order")
-            self.order = [[*names].index(name) for name in class_names]
+            self.order = [names.index(name) for name in class_names]
         self.size = to_2tuple(config.task.teacher_image_size or cfg["input_size"][-2:])
         self.digest = [digest(self.model.state_dict()), self.size, *(list(cfg[key]) for key in ("mean", "std"))]
         values = cfg["mean"], cfg["std"], config.data.mean, config.data.std
