@@ -7,7 +7,7 @@ import timm
 import torch
 from composition import official_weights
 from safetensors.torch import save_file
-from timm.layers import DropPath
+from timm.layers import DropPath, resample_abs_pos_embed
 from toy_run import toy_config
 
 from vilonghorn.cli import main
@@ -189,3 +189,21 @@ def test_the_head_of_any_model_is_found(tmp_path, name):
     model = timm.create_model(name, num_classes=5)
     save_file(model.state_dict(), tmp_path / "x.safetensors")
     assert read_initial_weights(name, str(tmp_path / "x.safetensors"))["num_classes"] == 5
+
+
+@pytest.mark.parametrize("size", ["24", "[16, 40]"])  # as many patches; another number, not a square
+def test_positions_of_a_run_on_wide_images_are_resampled_from_its_grid(tmp_path, size):
+    kwargs = dict(num_classes=4, img_size=[16, 36], patch_size=4, depth=1)
+    old, file = timm.create_model("vilonghorn_nano", **kwargs), tmp_path / "a.safetensors"
+    save_weights(file, old.state_dict(), {"model": "vilonghorn_nano", "kwargs": kwargs})
+    options = [
+        *NANO,
+        "--model.kwargs={patch_size: 4, depth: 1}",
+        f"--data.image_size={size}",
+        f"--model.weights={file}",
+    ]
+    model = model_from_config(load_config("digits", *options), 4)
+    grid = model.patch_embed.grid_size
+    torch.testing.assert_close(
+        model.pos_embed, resample_abs_pos_embed(old.pos_embed, list(grid), [4, 9], num_prefix_tokens=1)
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import timm
 import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from timm.layers import to_ntuple
+from timm.layers import to_2tuple, to_ntuple
 from torch import nn
 
 from ..data.image_folder import shorten
@@ -51,7 +51,7 @@ def read_initial_weights(model: str, source: str) -> dict[str, Any]:
     path = Path(download_weights(source) if source.startswith("hf:") else source)
     path = RunDirectory(path).weights("best") if path.is_dir() else path
     try:
-        weights, _ = read_weights(path)
+        weights, record = read_weights(path)
     except ValueError as error:
         raise ValueError(f"model.weights is {source}, which cannot be read: {error}") from error
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
@@ -62,7 +62,11 @@ def read_initial_weights(model: str, source: str) -> dict[str, Any]:
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
     if head is not None and not head.dim():
         raise ValueError(f"model.weights is {source}, whose classifier is a single number, expected a matrix")
-    return {"state_dict": weights, "num_classes": 0 if head is None else head.shape[0]}
+    found = {"state_dict": weights, "num_classes": 0 if head is None else head.shape[0]}
+    kwargs = (record or {}).get("kwargs", {})
+    if (size := kwargs.get("img_size")) is not None:  # whose grid the positions have
+        found["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
+    return found
 
 
 def describe_loaded(model: nn.Module, fresh: nn.Module, name: str, source: str, weights: dict[str, Any]) -> str:
