@@ -8,7 +8,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 from timm.layers import DropPath
-from toy_run import toy_config
+from toy_run import toy_config, toy_trainer
 
 from vilonghorn.engine.model_setup import check_model, model_from_config
 
@@ -117,6 +117,17 @@ def test_weights_of_vim_start_a_model_of_longhorn_and_what_is_left_is_said(name,
     said = "tensors are from .*vim.safetensors; of Mamba's rule, B is k, C is q .*; A_log is left\n"
     assert re.search(said, capsys.readouterr().out)
     assert torch.equal(model.blocks[1].mixer.dt_bias, vim.blocks[1].mixer.dt_bias)
+
+
+def test_images_that_are_normalised_in_another_way_than_those_of_the_weights_are_named(tmp_path):
+    trained = tmp_path / "run"
+    toy_trainer(trained, "--data.mean=[0.5, 0.4, 0.3]", "--schedule.epochs=2").fit()
+    sentence = f"data.mean is [0.485, 0.456, 0.406], but the weights of {trained} were trained with [0.5, 0.4, 0.3]"
+    with pytest.warns(UserWarning, match=f"^{re.escape(sentence)}: give --data.mean '"):
+        model_from_config(toy_config(tmp_path, f"--model.weights={trained}"), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model_from_config(toy_config(tmp_path, f"--model.weights={trained}", "--data.mean=[0.5, 0.4, 0.3]"), 4)
 
 
 def test_auto_takes_the_weights_of_the_package_and_else_random_ones_and_says_so(tmp_path, capsys):

@@ -66,7 +66,7 @@ def read_initial_weights(model: str, source: str) -> dict[str, Any]:
     kwargs = (record or {}).get("kwargs", {})
     if (size := kwargs.get("img_size")) is not None:  # whose grid the positions have
         found["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
-    return found
+    return found | {key: value for key, value in (record or {}).get("data", {}).items() if key in ("mean", "std")}
 
 
 def describe_loaded(model: nn.Module, fresh: nn.Module, name: str, source: str, weights: dict[str, Any]) -> str:
@@ -81,14 +81,17 @@ def describe_loaded(model: nn.Module, fresh: nn.Module, name: str, source: str, 
     return f"model.weights: {total - len(new)} of {total} tensors are from {source}{rest}"
 
 
-def check_normalization(config: Config, found: bool) -> None:
-    """Warns if published weights, of the model or of hf:NAME, were trained on images normalised in another way."""
-    model, hub = config.model, str(config.model.weights).startswith("hf:")
-    is_published = model.pretrained or hub or (model.weights == "auto" and found)
-    name = str(model.weights).removeprefix("hf:") if hub else model.name
-    if not is_published or (cfg := timm.get_pretrained_cfg(name)) is None or not Distributed().is_main:
-        return
-    for key, own in (("mean", list(cfg.mean)), ("std", list(cfg.std))):
-        if (given := list(getattr(config.data, key))) != own:
-            what = f"data.{key} is {given}, but the weights of {name} were trained with {own}"
-            warnings.warn(f"{what}: give --data.{key} '{own}'", stacklevel=3)
+def check_normalization(config: Config, given: dict[str, Any]) -> None:
+    """Warns if published weights, of the model or of hf:NAME, were trained on images normalised in another way.
+
+    Also if those of a run were. `given` are those of `read_initial_weights`, empty without `model.weights`.
+    """
+    model, weights = config.model, str(config.model.weights)
+    is_published = model.pretrained or weights.startswith("hf:") or (weights == "auto" and given)
+    name = weights.removeprefix("hf:") if weights.startswith("hf:") else model.name
+    cfg = timm.get_pretrained_cfg(name) if is_published else None
+    name, trained = (weights, given) if cfg is None else (name, {"mean": list(cfg.mean), "std": list(cfg.std)})
+    for key in ("mean", "std") if Distributed().is_main else ():
+        if (own := list(getattr(config.data, key))) != trained.get(key, own):
+            what = f"data.{key} is {own}, but the weights of {name} were trained with {trained[key]}"
+            warnings.warn(f"{what}: give --data.{key} '{trained[key]}'", stacklevel=3)

@@ -74,7 +74,7 @@ def model_from_config(config: Config, num_classes: int) -> nn.Module:
         Distributed().print(describe_loaded(model, fresh, name, weights, given))
     if num_classes and (init or config.model.pretrained) and model.pretrained_cfg["num_classes"] != num_classes:
         zero_classifier(model)
-    check_normalization(config, found=weights is not None)
+    check_normalization(config, init.get("pretrained_cfg_overlay", {}))
     return model
 
 
