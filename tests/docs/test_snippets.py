@@ -4,6 +4,7 @@ tests/benchmarks/test_models_table.py runs that of docs/models.md.
 """
 
 import re
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from left_run import NAMES, leave_run
 from PIL import Image
 
 from vilonghorn import export
+from vilonghorn.engine import build_parser, command_line, parse
 from vilonghorn.export.capture import capture
 from vilonghorn.export.formats import FORMATS
 
@@ -94,3 +96,24 @@ def test_the_page_on_predictions(folder, capsys):
     names = run_blocks("docs/predict.md")
     likeliest = names["photos"].class_names[int(names["probabilities"].argmax())]
     assert capsys.readouterr().out == f"{likeliest} {NAMES}\n"
+
+
+def commands(page: Path) -> list[list[list[str]]]:
+    """The arguments of `vilonghorn` in each block of commands of a page."""
+    blocks = re.findall(r"```(\w*)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [block.replace("\\\n", " ").split("\n") for language, block in blocks if not language]
+    start = "vilonghorn "
+    return [[shlex.split(line, comments=True)[1:] for line in block if line.startswith(start)] for block in lines]
+
+
+def test_a_command_reads_the_run_that_one_before_it_has_trained(monkeypatch):
+    monkeypatch.setattr(command_line, "check", lambda config: None)  # a model of a package that is not installed
+    read = set()
+    for page in (ROOT / "docs").rglob("*.md"):
+        for block in commands(page):
+            trains = [args for name, *args in block if name == "train" and "--resume" not in args]
+            written = {parse(build_parser(), args, "digits")[0].run.dir for args in trains}
+            runs = {args[0] for name, *args in block if written and args and args[0].startswith("runs/")}
+            assert runs <= written, page
+            read |= runs
+    assert "runs/mambavision" in read
