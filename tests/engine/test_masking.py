@@ -102,6 +102,10 @@ def test_a_model_does_not_see_masked_pixels_and_learns_from_them_in_all_its_para
             ["--task.mask_unit=6"],
             r"mask_unit is 6: expected one of \[4, 8\], multiples of the stride of vilonghorn_nano",
         ),
+        (
+            ["--model.kwargs={patch_size: 16}"],
+            r"no task.mask_unit: .* the stride of vilonghorn_nano, 16, .*\[16\]; change",
+        ),
         (["--model.name=vit_tiny_patch16_224"], "vit_tiny_patch16_224, which has no mask token"),
         (["--model.kwargs={patch_size: 4, stride: 2}"], "does not reconstruct .* patches must not overlap"),
         (["--model.num_classes=4"], "model.num_classes is 4 but the data has 0 classes"),

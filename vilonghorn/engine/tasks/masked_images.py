@@ -85,8 +85,10 @@ def masked_model_from_config(config: Config, device: torch.device) -> MaskedImag
     stride = backbone.feature_info[-1]["reduction"]  # type: ignore[index, union-attr]
     sides = sorted({side for size in sizes for side in size})
     fitting = [u for u in range(stride, sides[0], stride) if not any(s % u for s in sides)]
-    if not fitting or unit not in (None, *fitting):
-        why = f"multiples of the stride of {name}, {stride}, that divide the sides of images, {sides}"
+    why = f"multiples of the stride of {name}, {stride}, that divide the sides of images, {sides}"
+    if not fitting:
+        raise ValueError(f"data.image_size has no task.mask_unit: expected smaller {why}; change the size of images")
+    if unit not in (None, *fitting):
         raise ValueError(f"task.mask_unit is {unit}: expected one of {fitting}, {why}")
     default = next((u for u in fitting if 8 * u >= sides[-1]), fitting[-1])
     model = MaskedImageModel(backbone, unit or default).to(device)
