@@ -58,6 +58,11 @@ def test_weights_of_another_model_are_refused_and_what_is_loaded_is_said(tmp_pat
     for other in ("resnet10t", "efficientnet_b0"):
         with pytest.raises(ValueError, match=f"none of its tensors fits {other}: give weights of {other}"):
             model_from_config(toy_config(tmp_path, option, f"--model.name={other}", "--model.kwargs={}"), 4)
+    save_file({f"model.{key}": value for key, value in vit.state_dict().items()}, tmp_path / "vit.safetensors")
+    with pytest.raises(
+        ValueError, match=r"has cls_token, pos_embed, .*, \.\.\.; these have model\.\w+"
+    ):  # in a wrapper
+        model_from_config(toy_config(tmp_path, option), 4)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def describe_loaded(model: nn.Module, fresh: nn.Module, name: str, source: str, 
     pairs = zip(model.named_parameters(), fresh.parameters())
     total, new = len([*fresh.parameters()]), [name for (name, p), q in pairs if p._version == q._version]
     if len(new) == total:
-        raise ValueError(f"model.weights is {source}, but none of its tensors fits {name}: give weights of {name}")
+        remedy = f"give weights of {name}, which has {shorten(new)}; these have {shorten([*weights])}"
+        raise ValueError(f"model.weights is {source}, but none of its tensors fits {name}: {remedy}")
     rest = f"; new: {shorten(new)}" if new else ""
     rest += f"; {CHANGES}" if is_from_mamba(weights, model) else ""
     return f"model.weights: {total - len(new)} of {total} tensors are from {source}{rest}"
