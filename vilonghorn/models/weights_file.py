@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from inspect import signature
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -227,9 +226,11 @@ def fit_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module, with_head
     ]
     if wrong:
         remedy = "Make the model with the rule, sizes and number of classes of the checkpoint"
-        prefix = commonprefix([*state_dict]).rpartition(".")[0] + "."
-        if any(prefix + name in state_dict for name in expected):
-            remedy = f"All names start with {prefix!r}: load {{name.removeprefix({prefix!r}): t for name, t in ...}}"
+        first = next(iter(expected))
+        if prefix := next((name.removesuffix(first) for name in state_dict if name.endswith(f".{first}")), ""):
+            are_all = all(name.startswith(prefix) for name in state_dict)
+            which, end = ("All names", "") if are_all else ("The model's names", f" if name.startswith({prefix!r})")
+            remedy = f"{which} start with {prefix!r}: load {{name.removeprefix({prefix!r}): t for name, t in ...{end}}}"
         unknown = [text for text in wrong if text.endswith("no such name")][:1]
         raise ValueError(
             f"this checkpoint does not fit the model: {len(wrong)} mismatches "
