@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -246,16 +247,16 @@ def keys_table() -> str:
                 },
             }
             for row in load("forgetting")["shares"]
-            if (row["candidate"], row["seed"]) == ("exact", 1)
+            if (row["study"], row["candidate"], row["seed"]) == ("million", "exact", 1)
         ]
     )
 
 
-def without_small_parts() -> dict[tuple[str, float], dict[int, tuple[int, int]]]:
-    """Right answers and images of all seeds by the number of tiles, by mixer and threshold of removal."""
+def without_small_parts() -> dict[tuple[str, str, float], dict[int, tuple[int, int]]]:
+    """Right answers and images of all seeds by the number of tiles, by study, mixer and threshold of removal."""
     found = {}
-    for row in sorted(load("forgetting")["rows"], key=lambda row: (row["candidate"], row["threshold"], row["tiles"])):
-        line = found.setdefault((row["candidate"], row["threshold"]), {})
+    for row in sorted(load("forgetting")["rows"], key=itemgetter("candidate", "study", "threshold", "tiles")):
+        line = found.setdefault((row["study"], row["candidate"], row["threshold"]), {})
         right, images = line.get(row["tiles"], (0, 0))
         line[row["tiles"]] = right + row["right"], images + row["images"]
     return found
@@ -265,9 +266,10 @@ def forgetting_table() -> str:
     """Right answers, by mixer and the threshold below which components of keys are removed."""
     lines, rows = without_small_parts(), []
     columns = sorted({tiles for line in lines.values() for tiles in line})
-    for (name, threshold), line in lines.items():
-        title = f"parts below {100 * threshold:g}% removed" if threshold else "as trained"
-        row = {"right answers": f"{report('million').title(name)}, {title}"}
+    for (study, name, threshold), line in lines.items():
+        title = report("million").title(name) + (", 4x the mosaics" if study == "million_longer" else "")
+        title += f", parts below {100 * threshold:g}% removed" if threshold else ", as trained"
+        row = {"right answers": title}
         rows.append(row | {f"{n:,}": "{} of {}".format(*line[n]) if n in line else NONE for n in columns})
     return markdown(rows)
 
@@ -308,7 +310,7 @@ def draw_million(folder: Path) -> Path:
             if name in longer:
                 line, style = means(name, "million_longer"), style | dict(lw=1, ls="--", mfc="none")
                 top.plot(list(line), list(line.values()), label=f"{found.title(name)}, 4x the mosaics", **style)
-        removed = without_small_parts()["exact", 0.01]
+        removed = without_small_parts()["million", "exact", 0.01]
         shares = [100 * right / images for right, images in removed.values()]
         style = dict(color="C0", marker="o", mfc="none", ls=":", ms=7)
         top.plot(list(removed), shares, label="Longhorn exact, small parts of keys removed", **style)

@@ -262,7 +262,7 @@ def stream(model: VisionSSM, tiles: Stream, count: int, piece: int, together: in
     A piece needs the states of three directions: of the first block from the start, and of both blocks from the end,
     which depend on the first. They are kept before and after each part of `together` pieces, and made anew for the
     pieces of one part at a time. So an image is read up to six times, and three times if it is one part. The class
-    token is in the middle of the tokens, and not in the mean that the head reads.
+    token is in the middle of the tokens, and not in the mean that the head reads, unless it reads the last tile.
     """
     first, second = model.blocks
     starts, middle = range(0, count, piece), count // 2
@@ -314,7 +314,7 @@ def stream(model: VisionSSM, tiles: Stream, count: int, piece: int, together: in
             x, two = step(second, x, joined(two, after_two))
             two, x = direction(two, 0), model.norm(x)
             total = total + x.double().sum(1) - (0 if place is None else x[:, place].double())
-    return model.head((total / count).to(x.dtype))
+    return model.head(x if isinstance(model.head, LastTile) else (total / count).to(x.dtype))
 
 
 def step(block: Block, x: Tensor, state: State) -> tuple[Tensor, State]:

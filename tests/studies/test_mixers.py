@@ -9,7 +9,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from million import in_pieces, whole
-from study.mixers import MIXERS, Attention
+from study.mixers import MIXERS, Attention, LastTile
 from study.tasks import Recall
 from torch import nn
 
@@ -105,9 +105,13 @@ def test_a_head_on_the_last_tile_reads_its_token(options):
     torch.testing.assert_close(model(images), F.linear(tokens[:, -1], model.head.weight, model.head.bias))
 
 
-@pytest.mark.parametrize("name", STREAMED)
-def test_an_image_in_pieces_gives_what_the_whole_image_gives(name):
+@pytest.mark.parametrize(
+    "name, last", [*((name, False) for name in STREAMED), ("gated_delta", True), (STREAMED[0], True)]
+)
+def test_an_image_in_pieces_gives_what_the_whole_image_gives(name, last):
     model = make(name, img_size=512).eval()
+    if last:
+        model.global_pool, model.head = "", LastTile(32, 10)
     with torch.no_grad():
         model.cls_token.normal_()
         model.head.weight.normal_()
