@@ -299,6 +299,10 @@ def draw_million(folder: Path) -> Path:
     def means(name: str, study: str = "million") -> dict[int, float]:
         return {tiles: statistics.fmean(values) for tiles, (values, _) in sorted(by_tiles(name, study).items())}
 
+    def of_other_images(study: str, threshold: float) -> dict[int, float]:
+        line = without_small_parts()[study, "exact", threshold].items()
+        return {tiles: 100 * right / images for tiles, (right, images) in line}
+
     with rc_context({"font.size": 9}):
         picture = Figure(figsize=(7, 8), layout="constrained")
         axes_of = picture.subplot_mosaic([["top", "top"], ["left", "right"]], height_ratios=[4, 3])
@@ -309,11 +313,13 @@ def draw_million(folder: Path) -> Path:
                 axes.plot(list(line), list(line.values()), label=found.title(name), **style)
             if name in longer:
                 line, style = means(name, "million_longer"), style | dict(lw=1, ls="--", mfc="none")
+                if name == "exact":
+                    more = of_other_images("million_longer", 0).items()
+                    line |= {tiles: share for tiles, share in more if tiles > max(line)}
                 top.plot(list(line), list(line.values()), label=f"{found.title(name)}, 4x the mosaics", **style)
-        removed = without_small_parts()["million", "exact", 0.01]
-        shares = [100 * right / images for right, images in removed.values()]
+        removed = of_other_images("million", 0.01)
         style = dict(color="C0", marker="o", mfc="none", ls=":", ms=7)
-        top.plot(list(removed), shares, label="Longhorn exact, small parts of keys removed", **style)
+        top.plot(list(removed), list(removed.values()), label="Longhorn exact, small parts of keys removed", **style)
         top.axhline(25, color="0.5", ls=":", lw=1)
         top.set(ylim=(0, 101), ylabel="test top-1, %")
         left.set(yscale="log", ylabel="seconds of one image")
