@@ -65,6 +65,11 @@ def test_tiles_give_the_map_and_the_gradients_of_the_whole_image(num_conv_stages
     assert max(map(error, of_tiles, of_whole)) < 1e-4
 
 
+def test_tiles_leave_whole_what_convolves_along_the_rows():
+    model, batch = make(d_conv=4, depths=(1, 1, 1, 1)), images(1, 3, 32, 512)
+    torch.testing.assert_close(model.forward_tiles(batch, 32), model.forward_features(batch))
+
+
 def test_tiles_of_a_padded_image_and_a_size_that_does_not_fit():
     model, batch = make(dynamic_img_pad=True), images(1, 3, 70, 45)
     torch.testing.assert_close(model.forward_tiles(batch, 32), model.forward_features(batch))

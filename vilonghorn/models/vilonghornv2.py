@@ -379,8 +379,10 @@ class VisionLonghorn(Backbone):
         if size <= 0 or size % self.stride:
             raise ValueError(f"size is {size}, expected a positive multiple of the last stride, {self.stride}")
         stages: list[Any] = list(self.stages)
-        local = 0  # stages that run on tiles
-        while local < len(stages) and all(block.mixer.rule == NO_RULE for block in stages[local].blocks):
+        local = 0  # stages that run on tiles: their blocks have filters over the grid alone
+        while local < len(stages) and all(
+            block.mixer.rule == NO_RULE and block.mixer.conv_weight.dim() == 4 for block in stages[local].blocks
+        ):
             local += 1
         y = self._tile(self._padded(x), size, stages[:local], stages[local : local + 1])
         for i, stage in enumerate(stages[local:], local):
