@@ -52,6 +52,16 @@ def test_rows_times_the_values_reproduce_the_layer(form):
         torch.testing.assert_close(layer, mixer(tokens), rtol=tolerance, atol=tolerance)
 
 
+def test_under_autocast_rows_are_float32_of_what_the_mixer_scans():
+    mixer, tokens = made(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        scan = scan_inputs(mixer, tokens)
+        rows = attention_rows(scan)
+    assert {t.dtype for t in (*scan[2:7], scan.D, rows)} == {torch.float32}
+    torch.testing.assert_close(rows, attention_rows(scan))
+    torch.testing.assert_close(rows, attention_rows(scan_inputs(mixer, tokens)), rtol=0.1, atol=0.02)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_of_tokens_and_of_their_averages_are_those_of_every_row(rule):
     scan, queries = scan_of(rule), torch.eye(L)[[7, 0, 10]]

@@ -50,7 +50,9 @@ def scan_inputs(mixer: Mixer, tokens: Tensor, grid: Sequence[int] | None = None)
     z, u, dt, k, q = projections(MambaInnerArguments(xz, weights, mixer.rule, flags, conv_grid))
     dt = (dt + weights.dt_bias[:, None, None]).repeat_interleave(u.shape[-1] // dt.shape[-1], -1)
     gate = RULES[mixer.rule].gate(dt, k)
-    u, gate, k, q, A, D = (t if t is None else t.expand(G, *t.shape[1:]) for t in (u, gate, k, q, weights.A, weights.D))
+    u, gate, k, q, A, D = (
+        t if t is None else t.to(dtype).expand(G, *t.shape[1:]) for t in (u, gate, k, q, weights.A, weights.D)
+    )  # autocast has rounded some
     return ScanInputs(mixer.rule, mixer.reverse, u, gate, k, q, z, A, D)
 
 
