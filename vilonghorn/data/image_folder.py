@@ -8,7 +8,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class ImageFolder:
         if empty and (classes is None or len(empty) == len(folders)):
             remedy = f"add images ({' '.join(EXTENSIONS)}) or remove the folder"
             raise ValueError(f"{root}: no image in class folder {shorten(empty)}; {remedy}")
-        self.classes = list(folders if classes is None else classes)
+        self.classes = list(folders) if classes is None else list_classes(classes)
         index = match_classes(str(root), [name for name in folders if name not in empty], self.classes)
         self.paths = [path for files in found for path in files]
         self.labels = np.repeat(index, [len(files) for files in found if files])
@@ -164,6 +164,13 @@ class UnlabelledFolder(ImageFolder):
             self.notes.append(f"{root}: {describe_left_out(len(self.paths), left_out)}")
         self.classes = sorted({name.split(os.sep)[0] for name in self.names if os.sep in name})
         self.labels = np.zeros(len(self.paths), np.int64)
+
+
+def list_classes(classes: Iterable[str]) -> list[str]:
+    """Class names by label, as a list. Raises ValueError for one text, a set or a dictionary."""
+    if isinstance(classes, (str, Set, Mapping)):
+        raise ValueError(f"classes is {classes!r}, expected a list of names, by label")
+    return list(classes)
 
 
 def match_classes(source: str, names: Sequence[str], classes: Sequence[str]) -> np.ndarray:

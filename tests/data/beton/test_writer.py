@@ -53,6 +53,8 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(folder, tmp_path):
         ({"workers": 0}, "workers 0: expected 1 to"),
         ({"classes": ["a", "a"]}, r"give classes=\[...\], a distinct string"),
         ({"classes": [0, 1]}, r"give classes=\[...\], a distinct string"),
+        ({"classes": "ab"}, "classes is 'ab', expected a list of names, by label"),
+        ({"classes": {"a": 1, "b": 0}}, "classes is {'a': 1, 'b': 0}, expected a list"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_refused_before_writing(tmp_path, photo, options, message):

@@ -57,6 +57,12 @@ def test_what_is_lost_without_a_manifest_or_its_checksums_is_said(tmp_path, raw_
         create_loader(path, **EVAL, checksums=True)
 
 
+@pytest.mark.parametrize("classes", [{"cat": 1, "eel": 0}, {"cat", "eel"}, "cat"])
+def test_classes_without_an_order_are_refused(source, classes):
+    with pytest.raises(ValueError, match="classes is .*, expected a list of names, by label"):
+        create_loader(source, **EVAL, classes=classes)
+
+
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize(("pct", "size"), [(1.0, 32), (0.8, 32), (0.8, (24, 40)), (0.8, (40, 24))])
 def test_a_folder_is_evaluated_as_timm_crops(tmp_path, photo, mode, pct, size):

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ..atomic_files import named_errors
-from ..image_folder import match_classes
+from ..image_folder import list_classes, match_classes
 
 VERSION = 2
 HEADER = np.dtype(
@@ -85,9 +85,10 @@ class Beton:
 
     def with_classes(self, classes: Sequence[str]) -> "Beton":
         """The same samples, labelled by `classes`. Raises ValueError if a class with images is not among them."""
+        classes = list_classes(classes)
         present, position = np.unique(self.labels, return_inverse=True)
         index = match_classes(str(self.path), [self.classes[label] for label in present], classes)
-        return replace(self, labels=index[position], classes=list(classes))
+        return replace(self, labels=index[position], classes=classes)
 
 
 def manifest_path(path: Path) -> Path:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ..atomic_files import atomic_writes, explain_full_disk, named_errors, only_writer
 from ..image_file import MAX_PIXELS, MIN_SIDE, UnreadableImage, to_rgb
-from ..image_folder import check_distinct, shorten
+from ..image_folder import check_distinct, list_classes, shorten
 from ..threads import available_cpus, in_order
 from . import format as fmt
 from .sources import Sample, open_samples
@@ -90,9 +90,9 @@ def write_beton(
         if count == 0:
             raise ValueError("the dataset to write is empty; expected at least one sample with a label")
         classes = names if classes is None else classes
+        classes = None if classes is None else list_classes(classes)
         if moved := [name for name, own in zip(classes or (), names or ()) if name != own and name in names]:
             raise ValueError(f"classes: {moved[0]} has another label in the source, whose classes are {shorten(names)}")
-        classes = None if classes is None else list(classes)
         if not fmt.are_class_names(classes):
             raise ValueError(f"the classes are {classes}; give classes=[...], a distinct string for each label")
         check_distinct("the classes", classes or ())
