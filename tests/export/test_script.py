@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from left_run import NAMES, leave_run
 from PIL import Image
@@ -108,6 +109,10 @@ def test_a_file_says_how_images_are_read_and_has_no_classes_for_maps(small, chec
     assert found["reading"]["orientation"] == "exif" and found["reading"]["background"] == [255, 255, 255]
     model = load_for_export("vilonghornv2_nano.icons480", features=[1])
     assert json.loads(capture.describe(model)["classes"]) is None
+    model = timm.create_model("vilonghornv2_nano.icons480", num_classes=4)  # others than those of its configuration
+    assert json.loads(capture.describe(model)["classes"]) is None
+    model.reset_classifier(480)
+    assert len(json.loads(capture.describe(model)["classes"])) == 480
     for size in ([48], [24, 40]):  # not the size of the record
         loaded = load_for_export("vilonghorn_nano", checkpoint[0], size)
         found = json.loads(capture.describe(loaded)["preprocessing"])

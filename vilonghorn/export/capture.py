@@ -108,9 +108,11 @@ def describe(model: nn.Module, precision: str = "fp32", scan: str = "standard") 
     and the pixels of the image to one of the map, and of a file with scan "attention" the runtime that it needs.
     """
     cfg = model.pretrained_cfg
+    names = cfg.get("label_names") or ()
     found = dict(
         model=cfg["architecture"],
-        classes=cfg.get("label_names"),
+        # A model of timm with another number of classes keeps the names of the published weights.
+        classes=names if names and getattr(backbone(model), "num_classes", len(names)) == len(names) else None,
         # As `data.image_file.to_rgb` reads a file, for readers in other languages.
         reading=dict(orientation="exif", channels="RGB", bits=8, background=[255, 255, 255], gray16="value >> 8"),
         preprocessing=resolve_model_data_config(model),
