@@ -113,6 +113,8 @@ def test_a_file_says_how_images_are_read_and_has_no_classes_for_maps(small, chec
     assert json.loads(capture.describe(model)["classes"]) is None
     model.reset_classifier(480)
     assert len(json.loads(capture.describe(model)["classes"])) == 480
+    for made in (small(img_size=(32, 48)), timm.create_model("vilonghornv2_nano", img_size=(32, 48))):
+        assert json.loads(capture.describe(made)["preprocessing"])["input_size"] == [3, 32, 48]
     for size in ([48], [24, 40]):  # not the size of the record
         loaded = load_for_export("vilonghorn_nano", checkpoint[0], size)
         found = json.loads(capture.describe(loaded)["preprocessing"])

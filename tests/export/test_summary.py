@@ -34,7 +34,7 @@ def test_a_summary_has_the_format_the_classes_the_size_and_the_preprocessing(kin
     out = capsys.readouterr().out
     assert f"format: {formats.FORMATS[kind].title}, " in out and f"needs: {formats.FORMATS[kind].needs}\n" in out
     assert 'model: "vilonghorn_nano"\n' in out and 'classes: ["0 \\u001b[31m", ' in out
-    assert '"input_size": [3, 224, 224]' in out and '"interpolation": "bicubic"' in out
+    assert '"input_size": [3, 32, 32]' in out and '"interpolation": "bicubic"' in out
     assert 'weights: "fp32"' in out and ("opset: 18" in out) == (kind == "onnx")
 
 

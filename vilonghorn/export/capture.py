@@ -109,13 +109,17 @@ def describe(model: nn.Module, precision: str = "fp32", scan: str = "standard") 
     """
     cfg = model.pretrained_cfg
     names = cfg.get("label_names") or ()
+    preprocessing = resolve_model_data_config(model)
+    if has_backbone(model):  # whose configuration may have another size than the model
+        net = backbone(model)
+        preprocessing["input_size"] = (net.in_chans, *net.image_size(*net.grid_size()))
     found = dict(
         model=cfg["architecture"],
         # A model of timm with another number of classes keeps the names of the published weights.
         classes=names if names and getattr(backbone(model), "num_classes", len(names)) == len(names) else None,
         # As `data.image_file.to_rgb` reads a file, for readers in other languages.
         reading=dict(orientation="exif", channels="RGB", bits=8, background=[255, 255, 255], gray16="value >> 8"),
-        preprocessing=resolve_model_data_config(model),
+        preprocessing=preprocessing,
         weights=precision,
     )
     if scan == "attention":

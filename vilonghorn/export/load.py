@@ -75,8 +75,7 @@ def load_for_export(
     if any(padding((height, width), patch, step)):
         problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
         raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
-    if not model.pretrained_cfg["fixed_input_size"]:  # the arguments of a run's model do not have its image size
-        net.set_input_size((height, width))
+    net.set_input_size((height, width))  # that of a run, which its model's arguments may not have
     least, grid = min_grid(model), net.grid_size()
     if min(grid) < least:
         problem = f"images of {net.image_size(*grid)} pixels are fewer than {least} patches high or wide"
