@@ -103,3 +103,10 @@ def test_an_error_is_relative_to_large_outputs_and_infinite_for_garbage():
     assert verify.max_error(expected / 100 + 0.5, expected / 100) == pytest.approx(0.5)
     for garbage in (expected[:, :1], expected * torch.nan, expected / 0.0):
         assert verify.max_error(garbage, expected) == float("inf")
+
+
+def test_a_model_of_one_size_needs_a_file_of_one_size(small, tmp_path):
+    model, path = small(dynamic_img_size=False), tmp_path / "model.onnx"
+    with pytest.raises(ValueError, match="of its own size only.*: make it with dynamic_img_size=True, or give fixed"):
+        export(model, "onnx", path)
+    assert [shape for shape, _ in export(model, "onnx", path, fixed=True)] == [(1, 3, 32, 32)]

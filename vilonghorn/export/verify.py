@@ -17,7 +17,7 @@ from ..data.image_file import printable
 from ..layers import Mixer
 from . import run_exported
 from .attention import RULE, SCANS, check_runtime
-from .capture import capture, compared_shapes, describe, has_backbone
+from .capture import backbone, capture, compared_shapes, describe, has_backbone
 from .formats import FORMATS, make_script
 from .precision import round_weights
 
@@ -69,6 +69,9 @@ def export(
     if form.library and not has_backbone(model):
         raise ValueError(f"kind is {kind!r}, which is for models of this library; export with 'onnx' or 'pt2'")
     form.check(model)
+    if has_backbone(model) and not (fixed or form.package or getattr(backbone(model), "dynamic_img_size", True)):
+        remedy = "make it with dynamic_img_size=True, or give fixed=True"
+        raise ValueError(f"the model takes images of its own size only, but the file is for any: {remedy}")
     possible = kind == "onnx" and any(isinstance(m, Mixer) and m.rule == RULE for m in model.modules())
     scan = scan or ("attention" if possible else "standard")
     if scan not in SCANS or scan == "attention" and not possible:
