@@ -85,6 +85,8 @@ def test_a_file_of_a_run_brings_its_preprocessing(run, tmp_path):
     save_weights(file, weights, record | {"data": data | {"crop_mode": "center"}})
     assert load(NANO, str(file)).preprocessing == load(directory).preprocessing
     assert load_for_export(NANO, file).pretrained_cfg.items() >= load(directory).preprocessing.items()
+    own = load(NANO, str(file), {"pretrained_cfg_overlay": {"mean": (0.1, 0.2, 0.3), "crop_pct": 0.5}}).preprocessing
+    assert own == load(directory).preprocessing | {"mean": (0.1, 0.2, 0.3), "crop_pct": 0.5}
     for wrong in (
         dict(image_size=30_000),
         dict(mean=["a"] * 3),

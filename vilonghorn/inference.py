@@ -186,7 +186,8 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
     try:
         model = timm.create_model(name, pretrained=checkpoint != "random", **kwargs)
         model.pretrained_cfg.pop("state_dict", None)
-        model.pretrained_cfg.update(record.get("preprocessing", {}))
+        own = model_kwargs.get("pretrained_cfg_overlay", {})  # comes before the record
+        model.pretrained_cfg.update({k: v for k, v in record.get("preprocessing", {}).items() if k not in own})
         return model, pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
     except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         given = f"{checkpoint} weights" if file is None else f"the weights of {file}"
