@@ -26,7 +26,7 @@ from vilonghorn import load  # noqa: E402
 from vilonghorn.engine import load_run  # noqa: E402
 from vilonghorn.engine.initial_weights import read_initial_weights  # noqa: E402
 from vilonghorn.models.timm_contract import WEIGHTS  # noqa: E402
-from vilonghorn.models.weights_file import check_architecture, pack, read_weights  # noqa: E402
+from vilonghorn.models.weights_file import check_architecture, fit_state_dict, pack, read_weights  # noqa: E402
 
 SMALL = dict(embed_dim=32, depth=2, patch_size=8)
 NANO, V2, PACKAGED = "vilonghorn_nano", "vilonghornv2_nano", "vilonghorn_nano_patch8.icons480"
@@ -356,6 +356,16 @@ def test_weights_of_a_wrapped_model_are_refused_with_a_name_that_was_found(sourc
     assert (f"All names start with '{prefix}': load {{name.removeprefix('{prefix}')" in message) is remedy
     part = "The model's names start with 'model.': load {name.removeprefix('model.'): t for name, t in ..."
     assert (part in message) is not remedy
+
+
+@pytest.mark.parametrize("others", [{}, {"decoder.cls_token": torch.zeros(1)}])
+def test_the_prefix_that_a_message_names_is_that_of_most_names(others):
+    model = timm.create_model("vilonghorn_nano", depth=2, embed_dim=32, patch_size=4, img_size=16)
+    weights = {f"encoder.{name}": value for name, value in model.state_dict().items() if others or name != "cls_token"}
+    with pytest.raises(ValueError, match="names start with 'encoder.': load"):
+        fit_state_dict(others | weights, model, True)
+    with pytest.raises(ValueError, match="Make the model with the rule"):
+        fit_state_dict(model.state_dict() | weights, model, True)
 
 
 @pytest.mark.parametrize("name", [NANO, V2])

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from inspect import signature
@@ -226,8 +227,10 @@ def fit_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module, with_head
     ]
     if wrong:
         remedy = "Make the model with the rule, sizes and number of classes of the checkpoint"
-        first = next(iter(expected))
-        if prefix := next((name.removesuffix(first) for name in state_dict if name.endswith(f".{first}")), ""):
+        prefixes = Counter({"": len(expected) // 2})  # '' unless more than half of the names have another
+        prefixes.update(n.removesuffix(end) for n in state_dict for end in expected if f".{n}".endswith(f".{end}"))
+        [(prefix, _)] = prefixes.most_common(1)
+        if prefix:
             are_all = all(name.startswith(prefix) for name in state_dict)
             which, end = ("All names", "") if are_all else ("The model's names", f" if name.startswith({prefix!r})")
             remedy = f"{which} start with {prefix!r}: load {{name.removeprefix({prefix!r}): t for name, t in ...{end}}}"
