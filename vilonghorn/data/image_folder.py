@@ -8,7 +8,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -168,7 +168,7 @@ class UnlabelledFolder(ImageFolder):
 
 def list_classes(classes: Iterable[str]) -> list[str]:
     """Class names by label, as a list. Raises ValueError for one text, a set or a dictionary."""
-    if isinstance(classes, (str, Set, Mapping)):
+    if isinstance(classes, (str, set, frozenset, Mapping)):
         raise ValueError(f"classes is {classes!r}, expected a list of names, by label")
     return list(classes)
 

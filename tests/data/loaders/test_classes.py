@@ -63,6 +63,11 @@ def test_classes_without_an_order_are_refused(source, classes):
         create_loader(source, **EVAL, classes=classes)
 
 
+@pytest.mark.parametrize("classes", [tuple(CLASSES), dict.fromkeys(CLASSES).keys(), np.array(CLASSES)])
+def test_classes_in_any_order_that_stays_are_taken(source, classes):
+    assert create_loader(source, **EVAL, classes=classes).class_names == CLASSES
+
+
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize(("pct", "size"), [(1.0, 32), (0.8, 32), (0.8, (24, 40)), (0.8, (40, 24))])
 def test_a_folder_is_evaluated_as_timm_crops(tmp_path, photo, mode, pct, size):
