@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 from timm.data import create_transform, resolve_input_data_config
-from timm.layers import to_2tuple
 from timm.models import load_model_config_from_hf, parse_model_name
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
@@ -32,7 +31,15 @@ from .engine.config import nearest
 from .engine.device import pick_device
 from .engine.evaluate import check_names, name_weights, preprocessing, pretrained_class_names, recorded_transform
 from .engine.model_setup import MODEL_ERRORS, explain_model_errors
-from .models.weights_file import check_architecture, check_file, check_numbers, is_ours, one_line, read_weights
+from .models.weights_file import (
+    check_architecture,
+    check_file,
+    check_numbers,
+    is_ours,
+    one_line,
+    read_weights,
+    recorded_input_size,
+)
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 WITHOUT_FILE = ("pretrained", "random")  # weights of a timm model
@@ -171,9 +178,10 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
     library, the head tells the number of classes. timm converts and resamples the weights.
     """
     file = None if checkpoint in WITHOUT_FILE else Path(checkpoint)
-    architecture, record, kwargs = _find_architecture(name), {}, dict(model_kwargs)
+    architecture, record, transform, kwargs = _find_architecture(name), {}, {}, dict(model_kwargs)
     if file is not None:
         record, overlay = _read_file(file, name, architecture)
+        transform = recorded_transform(record, file)
         kwargs = record.get("kwargs", {}) | kwargs
         if "num_classes" not in kwargs and is_ours(architecture):
             head = overlay["state_dict"].get(f"{timm.get_pretrained_cfg(architecture).classifier}.weight")
@@ -187,7 +195,7 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
         model = timm.create_model(name, pretrained=checkpoint != "random", **kwargs)
         model.pretrained_cfg.pop("state_dict", None)
         own = model_kwargs.get("pretrained_cfg_overlay", {})  # comes before the record
-        model.pretrained_cfg.update({k: v for k, v in record.get("preprocessing", {}).items() if k not in own})
+        model.pretrained_cfg.update({key: value for key, value in transform.items() if key not in own})
         return model, pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
     except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         given = f"{checkpoint} weights" if file is None else f"the weights of {file}"
@@ -215,9 +223,9 @@ def _find_architecture(name: str) -> str:
 def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads a file of weights for a model.
 
-    Returns what a run recorded, with its `preprocessing`, or nothing; and its entries of `pretrained_cfg_overlay`.
-    Raises FileNotFoundError, or ValueError if it is no file of weights, is damaged, or has weights of another model
-    than `name`, as far as both are in timm's registry.
+    Returns what a run recorded, or nothing; and its entries of `pretrained_cfg_overlay`. Raises FileNotFoundError, or
+    ValueError if it is no file of weights, is damaged, or has weights of another model than `name`, as far as both are
+    in timm's registry.
     """
     weights, record = read_weights(file)
     overlay = {"state_dict": weights, "source": None}  # None: not the weights of a folder or of the Hub
@@ -228,9 +236,7 @@ def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any]
         raise ValueError(f"{file} contains weights of {recorded}, not of {architecture}")
     kwargs = record.get("kwargs", {})
     check_architecture(architecture, kwargs, file, weights if "kwargs" in record else None)
-    if (size := kwargs.get("img_size")) is not None:
-        overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
-    return record | {"preprocessing": recorded_transform(record, file)}, overlay
+    return record, overlay | recorded_input_size(kwargs)
 
 
 def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:

@@ -167,7 +167,7 @@ class Block(nn.Module):
         if self.fused_add_norm or type(norm) in (nn.LayerNorm, RMSNorm):
             options = dict(prenorm=True, residual_in_fp32=wide, is_rms_norm=isinstance(norm, RMSNorm))
             tokens, residual = layer_norm_fn(hidden_states, norm.weight, norm.bias, residual, eps=norm.eps, **options)
-        else:  # another one computes itself
+        else:  # a norm of another class, which may compute something else
             residual = hidden_states if residual is None else hidden_states + residual
             tokens, residual = norm(residual.to(norm.weight.dtype)), residual.float() if wide else residual
         return self.mixer(tokens, inference_params=inference_params), residual

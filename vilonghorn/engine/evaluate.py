@@ -193,7 +193,7 @@ def preprocessing(run: str | Path) -> dict[str, Any]:
 
 
 def recorded_transform(record: dict[str, Any], source: str | Path) -> dict[str, Any]:
-    """As `preprocessing`, of a record in the file `source`; nothing if it has none. Raises ValueError if it is none."""
+    """As `preprocessing`, of a record in the file `source`; empty if it has no `data`, ValueError if they are wrong."""
     if "data" not in record:  # of an earlier version, or not of a run
         return {}
     with explain_model_errors(f"{source} has a record of a run whose data are {str(record['data'])[:80]}"):

@@ -8,12 +8,12 @@ from typing import Any
 import timm
 import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from timm.layers import to_2tuple, to_ntuple
+from timm.layers import to_ntuple
 from torch import nn
 
 from ..data.image_folder import shorten
 from ..models.vim import CHANGES, is_from_mamba
-from ..models.weights_file import one_line, read_weights
+from ..models.weights_file import one_line, read_weights, recorded_input_size
 from .checkpoint import RunDirectory
 from .config import Config
 from .distributed import Distributed
@@ -62,11 +62,10 @@ def read_initial_weights(model: str, source: str) -> dict[str, Any]:
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
     if head is not None and not head.dim():
         raise ValueError(f"model.weights is {source}, whose classifier is a single number, expected a matrix")
+    record = record or {}
+    trained = {key: value for key, value in record.get("data", {}).items() if key in ("mean", "std")}
     found = {"state_dict": weights, "num_classes": 0 if head is None else head.shape[0]}
-    kwargs = (record or {}).get("kwargs", {})
-    if (size := kwargs.get("img_size")) is not None:  # whose grid the positions have
-        found["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
-    return found | {key: value for key, value in (record or {}).get("data", {}).items() if key in ("mean", "std")}
+    return found | recorded_input_size(record.get("kwargs", {})) | trained
 
 
 def describe_loaded(model: nn.Module, fresh: nn.Module, name: str, source: str, weights: dict[str, Any]) -> str:
@@ -83,9 +82,9 @@ def describe_loaded(model: nn.Module, fresh: nn.Module, name: str, source: str, 
 
 
 def check_normalization(config: Config, given: dict[str, Any]) -> None:
-    """Warns if published weights, of the model or of hf:NAME, were trained on images normalised in another way.
+    """Warns if the weights were trained on images normalised in another way: published weights, or those of a run.
 
-    Also if those of a run were. `given` are those of `read_initial_weights`, empty without `model.weights`.
+    `given` is what `read_initial_weights` returned, empty without `model.weights`.
     """
     model, weights = config.model, str(config.model.weights)
     is_published = model.pretrained or weights.startswith("hf:") or (weights == "auto" and given)

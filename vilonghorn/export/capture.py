@@ -107,16 +107,15 @@ def describe(model: nn.Module, precision: str = "fp32", scan: str = "standard") 
     of the weights. Of a model that returns maps, and so has no classes, also the name of each, its index, the channels
     and the pixels of the image to one of the map, and of a file with scan "attention" the runtime that it needs.
     """
-    cfg = model.pretrained_cfg
-    names = cfg.get("label_names") or ()
-    preprocessing = resolve_model_data_config(model)
+    cfg, net, preprocessing = model.pretrained_cfg, backbone(model), resolve_model_data_config(model)
     if has_backbone(model):  # whose configuration may have another size than the model
-        net = backbone(model)
         preprocessing["input_size"] = (net.in_chans, *net.image_size(*net.grid_size()))
+    names = cfg.get("label_names") or None
+    if names and getattr(net, "num_classes", len(names)) != len(names):
+        names = None  # a model of timm with another number of classes keeps the names of the published weights
     found = dict(
         model=cfg["architecture"],
-        # A model of timm with another number of classes keeps the names of the published weights.
-        classes=names if names and getattr(backbone(model), "num_classes", len(names)) == len(names) else None,
+        classes=names,
         # As `data.image_file.to_rgb` reads a file, for readers in other languages.
         reading=dict(orientation="exif", channels="RGB", bits=8, background=[255, 255, 255], gray16="value >> 8"),
         preprocessing=preprocessing,

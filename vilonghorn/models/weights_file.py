@@ -20,6 +20,7 @@ import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from timm.layers import to_2tuple
 from timm.models import clean_state_dict, load_state_dict, model_entrypoint
 from torch import Tensor, nn
 
@@ -163,6 +164,15 @@ def check_numbers(name: str, kwargs: Mapping[Any, Any], source: str | Path) -> N
         if len(entries) > MAX_ENTRIES or not total <= limit:
             most = f"expected at most {limit:,} in sum, in {MAX_ENTRIES:,} entries"
             raise ValueError(f"{source} gives {name} {key}={str(value)[:100]}, {most}")
+
+
+def recorded_input_size(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry `input_size` of `pretrained_cfg`, which tells timm the grid of the positions in weights.
+
+    `kwargs` are the recorded arguments of the model. Empty if they have no `img_size`.
+    """
+    size = kwargs.get("img_size")
+    return {} if size is None else {"input_size": (kwargs.get("in_chans", 3), *to_2tuple(size))}
 
 
 def is_ours(name: str) -> bool:
