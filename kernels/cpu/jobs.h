@@ -68,7 +68,7 @@ static inline VlMambaInner mamba_inner_of(const VlBlock &b, float *xz, int64_t b
 // A mixer that scans `count` tokens from `begin`. The convolution reads the others, too.
 struct Mixer : VlMambaInner {
   int64_t begin, count;
-  Mixer(const VlMambaInner &all) : VlMambaInner(all), begin(0), count(all.scan.length) {}
+  constexpr Mixer(const VlMambaInner &all) : VlMambaInner(all), begin(0), count(all.scan.length) {}
 };
 int mamba_inner_forward(Mixer, int isa);
 

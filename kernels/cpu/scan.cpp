@@ -10,7 +10,7 @@
 
 namespace {
 
-const Mixer no_mixer = VlMambaInner{};
+constexpr Mixer no_mixer = VlMambaInner{};
 
 // NS: the number of states, where loops over them unroll into registers; 0: known at run time only.
 template <class T, int NS> struct Scan {
