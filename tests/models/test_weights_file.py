@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import socket
 import tarfile
@@ -145,6 +146,17 @@ def test_what_is_no_file_of_weights_is_named(tmp_path):
     (tmp_path / "last.pt").write_bytes(b"the state of a run")
     with pytest.raises(ValueError, match=r"last.pt is not a file of weights \(give the run's directory\)"):
         read_weights(tmp_path / "last.pt")
+
+
+def test_a_file_that_cannot_be_opened_is_not_said_to_be_missing(tmp_path):
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)  # permissions do not keep root from opening a file
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"Too many open files: '.*a\.safetensors'"):
+            read_weights(tmp_path / "a.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 RECORDS = [

@@ -97,6 +97,7 @@ def one_line(error: Exception) -> str:
 
 def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     try:
+        open(path, "rb").close()  # names why a file cannot be opened; safetensors says that there is none
         with safe_open(path, "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
             header = file.metadata() or {}
