@@ -101,6 +101,21 @@ def test_a_cache_that_cannot_be_written_is_said(photos, monkeypatch, tmp_path):
             check(photos)
 
 
+@pytest.mark.parametrize("variables", [{}, {"XDG_CACHE_HOME": "cache"}])
+def test_without_a_home_nothing_is_kept_in_the_current_folder(photos, monkeypatch, tmp_path, variables, opened):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without an entry in /etc/passwd
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="so that all images are opened again: .* set XDG_CACHE_HOME"):
+            check(photos)
+    assert len(opened) == 10 and not os.listdir()
+
+
 def test_what_was_found_before_an_interruption_is_kept(photos, monkeypatch, opened):
     read = image_check.read_image
 

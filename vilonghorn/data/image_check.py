@@ -65,6 +65,8 @@ class ImageCheck:
         good = np.flatnonzero(self.problems == "")
         names = np.array([os.fsencode(self.names[i]) for i in good])
         try:
+            if not self._file.is_absolute():  # "~" of a user without a home would be a folder of that name
+                raise OSError("its path is not absolute; set XDG_CACHE_HOME to an absolute path")
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._file) as file:
                 np.savez(file, names=names, stats=self._stats[good], digests=self.digests[good])
