@@ -200,6 +200,8 @@ def test_a_configuration_is_found_by_its_name_and_a_file_of_that_name_comes_firs
     (tmp_path / "photos.yaml").write_text("model: {name: vim_nano}")
     assert load_config("photos.yaml").model.name == "vim_nano"
     assert load_config("photos").model.name == "vilonghornv2_nano.lite0"
+    with pytest.raises(FileNotFoundError, match="no configuration ~nobody-of-this-name/a.yaml, file or name"):
+        load_config("~nobody-of-this-name/a.yaml")
     with pytest.raises(FileNotFoundError, match="no configuration imagenet/vim_tin.* did you mean imagenet/vim_tiny"):
         load_config("imagenet/vim_tin")
     assert "imagenet/vim_tiny" in config_names()

@@ -140,7 +140,7 @@ def config_names() -> list[str]:
 
 def find_config(name: str) -> Path:
     """The file of a configuration: a path, or one of `config_names`. Raises FileNotFoundError if there is neither."""
-    for path in (Path(name).expanduser(), configs_folder() / f"{name}.yaml"):
+    for path in (Path(expanduser(name)), configs_folder() / f"{name}.yaml"):
         if path.is_file():
             return path
     raise FileNotFoundError(f"there is no configuration {name}, file or name; {nearest(name, config_names())}")
