@@ -195,6 +195,8 @@ def test_what_cannot_be_mapped_is_refused():
         attention(model, IMAGES, [3])
     with pytest.raises(ValueError, match="token is 16, expected 0 .the class token. to 15"):
         attention(model, IMAGES, [0], [16])
+    with pytest.raises(ValueError, match="token is 300, expected 0 .the class token. to 15"):
+        receptive_field(model, IMAGES, 1, 300)
     with pytest.raises(ValueError, match="the blocks have different numbers of directions"):
         attention(make(reverse=((False,), (False, True))), IMAGES, [0, 1])
     other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)

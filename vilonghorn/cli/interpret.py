@@ -22,7 +22,7 @@ parser.add_argument("--what", choices=KINDS, default="attention", metavar="KIND"
 parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="picture to write")
 help = "a map for each of these blocks; numbers from 0, -1 is the last (default: one map)"
 parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help=help)
-help = "patch for attention (default: what the head reads) or field (default: the middle patch)"
+help = "patch for attention (default: class token or mean) or field (default: the middle patch)"
 parser.add_argument("--patch", type=int, nargs=2, metavar=("ROW", "COLUMN"), help=help)
 help = "class of cam by name or number (default: most probable)"
 parser.add_argument("--class", dest="target", metavar="NAME", help=help)

@@ -56,8 +56,8 @@ def make_sheet(
         blocks: numbers of blocks, a map for each; for "attention" and "field" of one stage. Default: one map,
             "attention" of the mean over all blocks (of a hierarchy those of the first stage that scans), the others
             after the last block ("cam" of a model that classifies by the class token: the last but one).
-        patch: row and column of a patch. Default: for "attention" what the head reads, the class token or the average
-            of the patches; for "field" the middle patch.
+        patch: row and column of a patch. Default: for "attention" the class token if the head reads it, else the
+            average of the patches; for "field" the middle patch.
         target: class for "cam". Default: the most probable one.
     """
     if kind not in KINDS:

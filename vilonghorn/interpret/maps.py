@@ -7,6 +7,7 @@ grids of their own. Blocks are numbered from 0, or from -1 at the end, through a
 use evaluation mode unless dropout is wanted.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -90,9 +91,7 @@ def attention(model: Backbone, images: Tensor, blocks: Sequence[int], tokens: Se
     if len(grids) > 1:
         raise ValueError(f"blocks {list(blocks)} have grids of {sorted(grids)} patches: take blocks of one stage")
     ((h, w),), first = grids, model.num_prefix_tokens
-    if wrong := [token for token in tokens or () if not 0 <= token < first + h * w]:
-        zero = "0 (the class token)" if first else "0"
-        raise ValueError(f"token is {wrong[0]}, expected {zero} to {first + h * w - 1}")
+    _check_tokens(tokens or (), first, h * w)
     every = torch.eye(first + h * w)
     queries = every[first:].mean(0, keepdim=True) if tokens is None else every[list(tokens)]
     if first:
@@ -107,8 +106,9 @@ def receptive_field(model: Backbone, images: Tensor, block: int, token: int) -> 
     """Returns the effective receptive field of a token after a block, (B, H, W).
 
     The magnitude of the gradient of the sum of the token's features with respect to the pixels, summed over colours
-    (Luo et al., arXiv 1701.04128).
+    (Luo et al., arXiv 1701.04128). Raises ValueError for no such block or token.
     """
+    _check_tokens([token], model.num_prefix_tokens, math.prod(grid_of(model, images, block)))
     pixels = images.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(_tokens_after(model, pixels, block)[:, token].sum(), pixels)
     return gradient.abs().sum(1)
@@ -169,6 +169,13 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
     if not gradient.any():
         raise ValueError(f"the scores do not depend on the patches after block {number}: take an earlier block")
     return (gradient.mean((2, 3), keepdim=True) * features).sum(1).relu()
+
+
+def _check_tokens(tokens: Sequence[int], first: int, patches: int) -> None:
+    """Raises ValueError if there is no such token among `first` class tokens and the patches."""
+    if wrong := [token for token in tokens if not 0 <= token < first + patches]:
+        zero = "0 (the class token)" if first else "0"
+        raise ValueError(f"token is {wrong[0]}, expected {zero} to {first + patches - 1}")
 
 
 def _tokens_after(model: Backbone, images: Tensor, block: int) -> Tensor:
