@@ -79,6 +79,9 @@ def test_fewer_bits_that_are_stored_in_16_are_refused(tmp_path, bits, kind):
         Image.fromarray(levels).save(file)
     with pytest.raises(UnreadableImage, match="16 bits, of which the highest two are 0; scale or"):
         read_image(file)
+    if kind == "png":
+        with pytest.raises(ValueError, match="16 bits, of which the highest two are 0"):
+            to_rgb(Image.open(file).copy())
     Image.fromarray(levels << (16 - bits)).save(tmp_path / "full.png")
     assert np.asarray(read_image(tmp_path / "full.png")).max() == 255
 

@@ -124,7 +124,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         raise ValueError(f"its pixels are 32-bit {kind}, of unknown range; convert it to 8 bits")
     if image.mode.startswith("I") and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO:
         raise ValueError("its 16-bit pixels are white where they are 0, which PIL ignores; convert it to 8 bits")
-    is_gray, has_16_bits = image.mode.startswith("I"), image.format in ("PNG", "TIFF")
+    is_gray = image.mode.startswith("I")
+    has_16_bits = image.format in ("PNG", "TIFF", *([None] if is_gray else []))  # PIL scales PPM; None: not of a file
     tile = getattr(image, "tile", None)
     raw = tile[0].args if tile else None  # PIL's name of the stored mode, or a tuple that begins with it
     raw = raw[0] if isinstance(raw, tuple) and raw else raw
