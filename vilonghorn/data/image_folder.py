@@ -167,18 +167,25 @@ class UnlabelledFolder(ImageFolder):
 
 
 def list_classes(classes: Iterable[str]) -> list[str]:
-    """Class names by label, as a list. Raises ValueError for one text, a set or a dictionary."""
-    if isinstance(classes, (str, set, frozenset, Mapping)):
+    """Class names by label, as a list. Raises ValueError for one text, a set or a dictionary, or other names."""
+    has_order = isinstance(classes, Iterable) and not isinstance(classes, (str, set, frozenset, Mapping))
+    names = list(classes) if has_order else [None]
+    if not all(isinstance(name, str) for name in names):
         raise ValueError(f"classes is {classes!r}, expected a list of names, by label")
-    return list(classes)
+    return [str(name) for name in names]  # numpy's are of a class of their own
 
 
 def match_classes(source: str, names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
     """(len(names),) int64: the index of each name in `classes`. Equivalent Unicode forms (NFC) are the same name.
 
-    Raises ValueError if a name of `source` is not among them.
+    Raises ValueError if a name of `source` is not among them, or is there twice.
     """
-    labels = {unicodedata.normalize("NFC", name): label for label, name in enumerate(classes)}
+    known = [unicodedata.normalize("NFC", name) for name in classes]
+    counts = Counter(known)
+    if same := [name for name in names if counts[unicodedata.normalize("NFC", name)] > 1]:
+        given = f"several classes {shorten(same)} among those given, {shorten(classes)}"
+        raise ValueError(f"{source}: there are {given}: rename all but one")
+    labels = {name: label for label, name in enumerate(known)}
     found = [labels.get(unicodedata.normalize("NFC", name), -1) for name in names]
     if unknown := [name for name, label in zip(names, found) if label < 0]:
         similar = {_appearance(name): name for name in classes}

@@ -52,7 +52,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(folder, tmp_path):
         ({"jpeg_quality": 101}, "jpeg_quality 101: expected 1 to 100"),
         ({"workers": 0}, "workers 0: expected 1 to"),
         ({"classes": ["a", "a"]}, r"give classes=\[...\], a distinct string"),
-        ({"classes": [0, 1]}, r"give classes=\[...\], a distinct string"),
+        ({"classes": [0, 1]}, r"classes is \[0, 1\], expected a list of names, by label"),
         ({"classes": "ab"}, "classes is 'ab', expected a list of names, by label"),
         ({"classes": {"a": 1, "b": 0}}, "classes is {'a': 1, 'b': 0}, expected a list"),
     ],
@@ -96,6 +96,8 @@ def test_arrays_gray_images_and_integer_likes_are_taken(tmp_path):
         ((np.zeros((4, 4, 3), np.float32), 0), TypeError, r"sample 30: image is a float32 \(4, 4, 3\)"),
         ((np.zeros((1, 9, 3), np.uint8), 0), ValueError, "sample 30: 9x1 pixels"),
         (("x.png", 0), TypeError, "sample 30: image is a str"),
+        ((np.zeros((3, 8, 8), np.uint8), 0), TypeError, r"sample 30: image is a uint8 \(3, 8, 8\)"),
+        ({"image": None, "label": 0}, TypeError, "sample 30: it is a dict, expected a pair of image and label"),
     ],
 )
 def test_a_bad_sample_ends_the_writer_and_leaves_the_old_file(tmp_path, sample, kind, message):

@@ -28,6 +28,7 @@ from . import format as fmt
 from .sources import Sample, open_samples
 
 MIN_PAGE = 8 << 20  # bytes; FFCV's default. An image lies within one page.
+ARRAYS = [(), *((channels,) for channels in range(1, 5))]  # shapes of a pixel; with two or four, the last is opacity
 MAX_RESOLUTION = 16384  # pixels; keeps a page below the 4 GiB that the header can name
 
 Encoded = tuple[np.ndarray, bytes]  # the row of metadata of a sample, without the pointer, and its data
@@ -104,8 +105,10 @@ def write_beton(
             index, (name, read) = numbered
             try:
                 with named_errors(Path(name)):
-                    image, label = read()
-                return _encode(image, label, name, max_resolution, quality, limit)
+                    sample = read()
+                if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+                    raise TypeError(f"{name}: it is a {type(sample).__name__}, expected a pair of image and label")
+                return _encode(*sample, name, max_resolution, quality, limit)
             except UnreadableImage as error:
                 if not skip_unreadable:
                     remedy = "--skip-unreadable (skip_unreadable=True) leaves such images out and lists them"
@@ -165,7 +168,7 @@ def _encode(image: Any, label: Any, name: str, max_resolution: int, quality: int
 
 
 def _as_rgb(image: Any, name: str) -> Image.Image:
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.size:
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.size and image.shape[2:] in ARRAYS:
         image = Image.fromarray(image.squeeze(2) if image.shape[2:] == (1,) else image)
     if not isinstance(image, Image.Image):
         found = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
