@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     model = load_run(options.run, options.checkpoint)[0].to(device)
     train = build_loader(config, device, training=False, split="train")  # without augmentation
     val = build_loader(config, device, training=False, classes=train.class_names)
-    check_classes(options.train, train.num_classes, options.val, val)
+    check_classes(options.train, train.num_classes, train.class_names, options.val, val)
     known, unseen = extract_features(model, train), extract_features(model, val)
     neighbours = KNeighborsClassifier(min(NEIGHBOURS, len(known[0])), weights="distance", metric="cosine")
     methods = {"linear": make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)), "knn": neighbours}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vilonghorn.cli import main
+from vilonghorn.data import write_beton
 from vilonghorn.engine import Trainer, load_config, load_run
 from vilonghorn.engine.evaluate import evaluate_run
 
@@ -123,6 +124,14 @@ def test_one_class_is_refused(photos):
         pytest.raises(ValueError, match="has one class only: give a"),
     ):
         Trainer(config(photos, f"--data.val={photos}/train"))
+
+
+@pytest.mark.needs_ffcv
+def test_training_data_without_names_of_classes_warn_that_held_out_labels_are_not_matched(photos, photo):
+    write_beton([(photo(i), i % 2) for i in range(8)], photos / "tars.beton", progress=False)
+    unnamed = config(photos, f"--data.train={photos}/tars.beton", f"--data.val={photos}/val")
+    with pytest.warns(UserWarning, match="tars.beton have no names: label 0 is taken for a dog of .*val, and so on$"):
+        Trainer(unnamed)
 
 
 def test_a_split_folder_is_copied_whole_or_not_at_all(photos, capsys):

@@ -36,7 +36,7 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
         except FileNotFoundError as error:
             hint = "a dry run without the data needs --train-images and --model.num_classes"
             raise FileNotFoundError(f"{error}; {hint}") from error
-        check_classes(config.data.train, data.num_classes, config.data.val, val)
+        check_classes(config.data.train, data.num_classes, data.class_names, config.data.val, val)
         images, classes = data.num_samples, data.num_classes
     steps = StepCounter(images // (size * processes), config.optimizer.accumulate, processes)
     if not steps.rounds:

@@ -221,7 +221,7 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     Distributed().init()
     device = pick_device(config.run.device)
     loader = build_loader(config, device, training=False, classes=record.get("class_names"))
-    check_classes(f"the run in {directory}", classes, config.data.val, loader)
+    check_classes(f"the run in {directory}", classes, record.get("class_names"), config.data.val, loader)
     splits = config.data.val is None and config.data.val_split
     if splits and record.get("val_images", loader.content) != loader.content:
         changed = f"data.val_split ({splits}) or the files of data.train are not those of the training"

@@ -148,13 +148,19 @@ def build_loader(
     return create_loader(source, training=training, rank=dist.rank, world_size=dist.world_size, **options)
 
 
-def check_classes(train: str | None, num_classes: int, val: str | None, loader: Any) -> None:
-    """Raises ValueError if `train` has one class, or not as many as the `loader` of `val`. Warns if both are one."""
+def check_classes(train: str | None, num_classes: int, names: ClassNames, val: str | None, loader: Any) -> None:
+    """Raises ValueError if `train` has one class, or not as many as the `loader` of `val`.
+
+    Warns if both are one source, or the classes of `val` alone have names: they are not matched to those of `train`.
+    """
     name, held_out = train or "the training data", val or "the held-out data"
     if num_classes == 1:
         raise ValueError(f"{name} has one class only: give a folder with one folder of images for each class")
     if loader.num_classes != num_classes:
         same = "training and held-out data need the same"
         raise ValueError(f"{name} has {num_classes} classes but {held_out} has {loader.num_classes}: {same}")
+    if names is None and Distributed().is_main and (found := getattr(loader, "class_names", None)):
+        taken = f"label 0 is taken for {printable(found[0])} of {held_out}, and so on"
+        warnings.warn(f"the classes of {name} have no names: {taken}", stacklevel=2)
     if train and val and Distributed().is_main and os.path.realpath(train) == os.path.realpath(val):
         warnings.warn(f"{val} is data.train, too: the results are not of held-out images", stacklevel=2)

@@ -258,7 +258,7 @@ class Trainer:
             train = build_loader(config, device, training=True, source=sources["train"])
         if val is None:
             val = build_loader(config, device, training=False, source=sources["val"], classes=train.class_names)
-        check_classes(config.data.train, train.num_classes, config.data.val, val)
+        check_classes(config.data.train, train.num_classes, train.class_names, config.data.val, val)
         self.train_loader, self.val_loader = train, val
         self.steps = StepCounter(len(train), config.optimizer.accumulate, dist.world_size)
         self.data = {"images": train.num_samples, "classes": train.num_classes, "batches": self.steps.batches}

@@ -57,8 +57,8 @@ def test_what_is_lost_without_a_manifest_or_its_checksums_is_said(tmp_path, raw_
         create_loader(path, **EVAL, checksums=True)
 
 
-@pytest.mark.parametrize("classes", [{"cat": 1, "eel": 0}, {"cat", "eel"}, "cat"])
-def test_classes_without_an_order_are_refused(source, classes):
+@pytest.mark.parametrize("classes", [{"cat": 1, "eel": 0}, {"cat", "eel"}, "cat", b"cat", 3, [b"cat", b"eel"], [0, 1]])
+def test_classes_without_an_order_or_that_are_no_texts_are_refused(source, classes):
     with pytest.raises(ValueError, match="classes is .*, expected a list of names, by label"):
         create_loader(source, **EVAL, classes=classes)
 
@@ -66,6 +66,21 @@ def test_classes_without_an_order_are_refused(source, classes):
 @pytest.mark.parametrize("classes", [tuple(CLASSES), dict.fromkeys(CLASSES).keys(), np.array(CLASSES)])
 def test_classes_in_any_order_that_stays_are_taken(source, classes):
     assert create_loader(source, **EVAL, classes=classes).class_names == CLASSES
+
+
+def test_a_class_that_is_named_twice_has_no_label(source):
+    with pytest.raises(ValueError, match="there are several classes cat among those given, cat, eel, cat: rename"):
+        create_loader(source, **EVAL, classes=["cat", "eel", "cat"])
+
+
+@pytest.mark.needs_ffcv
+def test_labels_without_names_are_the_numbers_of_the_classes_given(tmp_path, photo):
+    path = write_beton([(photo(0, 40, 40), i) for i in (0, 2)], tmp_path / "x.beton", progress=False).path
+    with pytest.warns(UserWarning, match="x.beton: its labels have no names: label 0 is taken for eel, and so on$"):
+        loader = create_loader(path, **EVAL, classes=CLASSES)
+    assert loader.class_names == CLASSES and next(loader.epoch(0))[1].tolist() == [0, 2]
+    with pytest.raises(ValueError, match="x.beton: its labels have no names and go up to 2, but there are 2 classes"):
+        create_loader(path, **EVAL, classes=CLASSES[:2])
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
@@ -101,7 +116,8 @@ def test_a_beton_is_cropped_and_squashed_as_timm_does_and_has_no_border(tmp_path
 def test_classes_that_images_without_labels_do_not_use_are_said(tmp_path, photo):
     path = write_beton([(photo(0, 90, 50), i) for i in range(2)], tmp_path / "x.beton", progress=False).path
     with pytest.warns(UserWarning, match=r"x.beton: its classes \(2\) are not used to learn from images"):
-        create_loader(path, **EVAL, labelled=False)
+        loader = create_loader(path, **EVAL, labelled=False, classes=["other"])
+    assert next(loader.epoch(0))[1].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -84,8 +84,16 @@ class Beton:
         return [f"{self.path}: {beside.name} {lost} damaged images are not noticed; write the file again"]
 
     def with_classes(self, classes: Sequence[str]) -> "Beton":
-        """The same samples, labelled by `classes`. Raises ValueError if a class with images is not among them."""
+        """The same samples, labelled by `classes`; labels without names are their numbers.
+
+        Raises ValueError if a class with images is not among them.
+        """
         classes = list_classes(classes)
+        if self.classes is None:
+            if self.num_classes > len(classes):
+                found = f"its labels have no names and go up to {self.num_classes - 1}"
+                raise ValueError(f"{self.path}: {found}, but there are {len(classes)} classes: give a name for each")
+            return replace(self, classes=classes)
         present, position = np.unique(self.labels, return_inverse=True)
         index = match_classes(str(self.path), [self.classes[label] for label in present], classes)
         return replace(self, labels=index[position], classes=classes)

@@ -11,7 +11,7 @@ import numpy as np
 from timm.layers import to_2tuple
 
 from ..beton.format import Beton, check_beton
-from ..image_file import describe_crop, image_sizes
+from ..image_file import describe_crop, image_sizes, printable
 from ..image_folder import ImageFolder, UnlabelledFolder, shorten
 from ..threads import available_cpus
 from .config import LoaderConfig
@@ -52,12 +52,16 @@ def create_loader(source: str | os.PathLike | ImageFolder | Beton, **options: An
     if config.interpolation is None:
         by_area = config.training and not from_folder
         config = replace(config, interpolation="area" if by_area else "bicubic")
+    notes = [*data.notes]
     if isinstance(data, Beton):
         if config.checksums and data.checksums is None:
             raise ValueError(f"{data.notes[0]} (checksums is true; null reads it as it is)")
-        if config.classes is not None and data.classes is not None:
-            data = data.with_classes(config.classes)
-    for note in [*data.notes, *_notes(data, config)] if config.rank == 0 else ():
+        if config.classes is not None and config.labelled:
+            named = data.with_classes(config.classes)
+            first = f"label 0 is taken for {printable(named.classes[0])}, and so on"
+            notes += [f"{data.path}: its labels have no names: {first}"] * (data.classes is None)
+            data = named
+    for note in [*notes, *_notes(data, config)] if config.rank == 0 else ():
         warnings.warn(note, stacklevel=2)
     if isinstance(data, ImageFolder):
         return FolderLoader(data, config)

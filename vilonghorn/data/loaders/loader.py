@@ -51,7 +51,7 @@ class Loader(ABC):
         self.num_classes, self.class_names = (data.num_classes, data.classes) if config.labelled else (0, None)
         self.batch_size = config.batch_size
         self.fingerprint, self.content = data.digest, data.content
-        self.targets: Any = data.labels
+        self.targets: Any = data.labels if config.labelled else np.zeros_like(data.labels)
         global_batch = config.batch_size * config.world_size
         if config.training and self.num_samples < global_batch:
             ranks = f" on each of {config.world_size} ranks" if config.world_size > 1 else ""
