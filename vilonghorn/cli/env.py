@@ -23,12 +23,10 @@ VARIABLES = re.compile("VILONGHORN_|OMP_|GOMP_|KMP_|MKL_|CUDA_|TRITON_|PYTHONPAT
 
 def report() -> dict[str, Any]:
     """All that `vilonghorn env` prints, as plain values by topic."""
-    isas, gpus = [*cpu.isas()], map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     libraries = {name: open_library(name, "a compiler")[0] for name in (cpu.NAME, cuda.NAME)}
     return machine() | dict(
         usable_cores=available_cpus(),
-        instruction_sets=isas,
-        chosen=(os.environ.get(cpu.ISA_VARIABLE) or isas[-1]) if cpu.unavailable("cpu") is None else None,
         gpus=[f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute {gpu.major}.{gpu.minor}" for gpu in gpus],
         backends={device: backends(device) for device in ("cpu", "cuda")},
         libraries={name: library and library._name for name, library in libraries.items()},

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import __version__, ops
+from ..ops.backends import cpu
 
 PACKAGES = ("torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors", "mamba_ssm")
 
@@ -36,6 +37,9 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     found = {"cpu": processor(), "cores": os.cpu_count(), "load": load, "threads": torch.get_num_threads()}
     found |= {"platform": platform.platform(), "python": platform.python_version(), "vilonghorn": __version__}
     found |= {"torch": str(torch.__version__), **{name: _version(name) for name in PACKAGES}}
+    isas = [*cpu.isas()]
+    found["instruction_sets"] = isas
+    found["chosen"] = (os.environ.get(cpu.ISA_VARIABLE) or isas[-1]) if cpu.unavailable("cpu") is None else None
     found |= {"backends": ops.backends(device), "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set")}
     if device == "cuda":
         gpu = torch.cuda.get_device_properties(device)
