@@ -56,6 +56,13 @@ def test_help_needs_no_torch_and_a_closed_pipe_is_no_error(script):
     assert (found.returncode, found.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("closed, command, status", [("2>&-", "oops", 2), ("<&- >&- 2>&-", "--help", 0)])
+def test_what_is_for_a_closed_stream_is_not_written_to_another(closed, command, status):
+    run = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "vilonghorn", command]
+    found = subprocess.run(run, capture_output=True, text=True, cwd=ROOT)
+    assert (found.returncode, found.stdout, found.stderr) == (status, "", "")
+
+
 @pytest.mark.parametrize(
     "command, end, status",
     [
@@ -77,6 +84,13 @@ def test_a_command_that_a_signal_ends_leaves_no_part_of_a_file(command, end, sta
     found = python("-c", STOPPED, str(out), str(int(end)), *arguments)
     assert (found.returncode, found.stdout) == (status, "there is a part\n"), found.stderr
     assert not list(out.iterdir())
+
+
+def test_in_a_folder_that_was_removed_the_error_says_so(tmp_path):
+    run = f"import os, sys; os.chdir({str(tmp_path)!r}); os.rmdir(os.getcwd()); os.execv(sys.executable, sys.argv[1:])"
+    found = python("-c", run, sys.executable, "-m", "vilonghorn", "predict", "vim_tiny", "a.png")
+    error = "error: the current folder was removed: change to another one\n"
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", error)
 
 
 def test_python_m_is_the_same_command():

@@ -79,6 +79,9 @@ def exit_status(command: Callable[[], int], with_traceback: bool = False) -> int
     Returns the exit status: that of the command; 2 for an error of the user; 130 after Ctrl+C; 141, as after SIGPIPE,
     if the reader of the output has closed the pipe, such as `head`.
     """
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:  # closed, as by 2>&-: print would write errors to the standard output
+            setattr(sys, name, open(os.devnull, mode))
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     logging.basicConfig(format="%(message)s")  # to standard error
     logging.getLogger("vilonghorn").setLevel(logging.INFO)
@@ -115,6 +118,10 @@ def _run(name: str, arguments: list[str]) -> int:
         close = RENAMED.get(name) or " or ".join(difflib.get_close_matches(name, COMMANDS))
         hint = f"did you mean {close}?" if close else f"expected one of {', '.join(COMMANDS)}"
         raise ValueError(f"there is no command {name!r}; {hint}")
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # MKL would end the process, because it could not load torch's library
+        raise FileNotFoundError("the current folder was removed: change to another one") from None
     if name in ("train", "pretrain", "evaluate"):  # before torch is imported: idle threads leave the cores to decoders
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return import_module(f".{name}", __name__).main(arguments) or 0
