@@ -23,6 +23,7 @@ from rank_run import (
 )
 
 from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
+from vilonghorn.engine.distributed import Distributed
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
 SIZE = 3  # processes; sums of three depend on the buckets of DistributedDataParallel
@@ -41,6 +42,24 @@ RANDOM = [  # all random augmentation
 def log_of(directory, kind):
     log = directory / "log.jsonl"
     return [record for record in (read_log(log) if log.exists() else []) if record["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE is 1, expected a RANK below it: .* unset both"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', expected a number from 1 on, .* unset it"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is '0', expected a number from 1 on"),
+    ],
+)
+def test_variables_that_torchrun_does_not_set_so_are_named(monkeypatch, variables, message):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    with pytest.raises(ValueError, match=message):
+        Distributed()
+    for name in variables:
+        monkeypatch.setenv(name, "")
+    assert (Distributed().rank, Distributed().world_size, Distributed().local_size) == (0, 1, 1)
 
 
 def test_two_processes_that_accumulate_two_batches_compute_the_same_as_one_process(tmp_path):

@@ -32,16 +32,27 @@ class PeerFailed(OSError):
     """Another process of the run failed or died."""
 
 
+def _number(name: str, least: int) -> int:
+    """The value of an environment variable, `least` if it is unset or empty. Raises ValueError if it is below."""
+    text = os.environ.get(name) or str(least)
+    if not (text.isdecimal() and int(text) >= least):
+        raise ValueError(f"{name} is {text!r}, expected a number from {least} on, as torchrun sets it: unset it")
+    return int(text)
+
+
 class Distributed:
     """The processes of a run, as the environment variables of torchrun describe them."""
 
     def __init__(self) -> None:
-        self.rank = int(os.environ.get("RANK", 0))
-        self.world_size = int(os.environ.get("WORLD_SIZE", 1))
-        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))  # among the processes of this machine
-        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes on this machine
+        self.rank = _number("RANK", 0)
+        self.world_size = _number("WORLD_SIZE", 1)
+        self.local_rank = _number("LOCAL_RANK", 0)  # among the processes of this machine
+        self.local_size = _number("LOCAL_WORLD_SIZE", 1)  # processes on this machine
         self.is_main = self.rank == 0  # only process 0 writes and prints
-        self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))  # by torchrun, after failures
+        self.restarts = _number("TORCHELASTIC_RESTART_COUNT", 0)  # by torchrun, after failures
+        if self.rank >= self.world_size:  # a process alone would print nothing
+            found = f"RANK is {self.rank} and WORLD_SIZE is {self.world_size}, expected a RANK below it"
+            raise ValueError(f"{found}: start the processes by torchrun, or unset both")
 
     def init(self) -> None:
         """Initialises the group of several processes, once. Raises PeerFailed if one is missing after TIMEOUT."""

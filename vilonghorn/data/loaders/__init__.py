@@ -47,7 +47,7 @@ def create_loader(source: str | os.PathLike | ImageFolder | Beton, **options: An
         data = open_source(data, config.labelled, config.max_pixels, config.classes)
     from_folder = isinstance(data, ImageFolder)
     if config.workers is None:
-        cpus = max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # torchrun's processes share them
+        cpus = max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))  # torchrun's share them
         config = replace(config, workers=min(8, cpus) if from_folder else cpus)
     if config.interpolation is None:
         by_area = config.training and not from_folder
