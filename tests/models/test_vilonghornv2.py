@@ -243,6 +243,13 @@ def test_by_default_the_residual_stream_is_bfloat16_on_a_gpu():
 
 
 @torch.no_grad()
+def test_a_head_without_pooling_has_no_logits():
+    assert make(global_pool="", num_classes=0)(images(1, 3, 64, 64)).shape == (1, 48, 2, 2)
+    with pytest.raises(ValueError, match="global_pool is '' and num_classes is 7, but a map has no logits: give num_c"):
+        make(global_pool="")(images(1, 3, 64, 64))
+
+
+@torch.no_grad()
 def test_a_pooling_that_is_refused_and_a_layer_that_is_replaced_leave_the_model_as_it_was():
     model, batch = make(), images(1, 3, 64, 64)
     expected = model(batch)

@@ -424,8 +424,11 @@ class VisionLonghorn(Backbone):
         """Map of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`.
 
         `pixel_mask` as of `forward_features`; raises ValueError if it does not fit the map, or without
-        `global_pool="avg"`.
+        `global_pool="avg"`, or if there are classes and no pooling.
         """
+        if not (self.global_pool or pre_logits) and self.num_classes:
+            problem = f"global_pool is '' and num_classes is {self.num_classes}, but a map has no logits"
+            raise ValueError(f"{problem}: give num_classes=0 for the map, or a pooling such as 'avg'")
         if pixel_mask is not None:
             if self.global_pool != "avg":  # others would read padding
                 raise ValueError(f"pixel_mask with global_pool '{self.global_pool}', expected global_pool 'avg'")
