@@ -18,6 +18,8 @@ import safetensors.torch
 import timm
 import torch
 from safetensors.torch import save_file
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 pytest.importorskip("jsonargparse", reason="a run needs jsonargparse: pip install vilonghorn")
 import publish  # noqa: E402
@@ -288,11 +290,11 @@ def load_file(path, name="vilonghorn_nano", **kwargs):
     return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **kwargs)
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_file_loads_exactly_into_the_same_model_also_from_a_training_checkpoint(source, wrapped, tmp_path):
+@pytest.mark.parametrize("wrapper", [None, nn.DataParallel, AveragedModel])
+def test_a_file_loads_exactly_into_the_same_model_also_from_a_training_checkpoint(source, wrapper, tmp_path):
     weights = source.state_dict()
-    if wrapped:
-        weights = {"epoch": 3, "model": {f"module.{name}": value for name, value in weights.items()}}
+    if wrapper:
+        weights = {"epoch": 3, "model": wrapper(source).state_dict()}
     torch.save(weights, tmp_path / "last.pt")
     model = load_file(tmp_path / "last.pt", img_size=32, **SMALL).eval()
     images = torch.randn(1, 3, 32, 32)

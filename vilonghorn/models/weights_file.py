@@ -204,6 +204,7 @@ def unwrap_state_dict(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     if not isinstance(checkpoint, dict) or not all(isinstance(name, str) for name in checkpoint):
         raise ValueError(f"this checkpoint is not a dictionary of tensors by name; {ADVICE}")
     state_dict = clean_state_dict(checkpoint)
+    state_dict.pop("n_averaged", None)  # of torch's AveragedModel, which is a wrapper, too
     others = [f"{name} is {_form(value)}" for name, value in state_dict.items() if not _is_in_memory(value)]
     if others:
         raise ValueError(f"this checkpoint has values that are not tensors in memory: {_some(others)}; {ADVICE}")
