@@ -127,6 +127,12 @@ def test_every_command_of_the_pages_names_options_that_there_are(page):
             parse(parser, shlex.split(command))
 
 
+def test_null_and_an_empty_list_are_no_teacher(tmp_path):
+    (tmp_path / "a.yaml").write_text("task:\n  teacher: null\n")
+    found = [parse(build_parser(), given)[0] for given in (["--task.teacher=null"], [f"--config={tmp_path}/a.yaml"])]
+    assert [config.task.teacher for config in [*found, Config()]] == [[]] * 3
+
+
 def test_a_run_without_labels_takes_no_teacher():
     config = Config()
     config.task.kind, config.task.teacher = "masked", ["runs/a"]

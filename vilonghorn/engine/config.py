@@ -137,7 +137,7 @@ class TaskConfig:
         mix_prob: probability of mixup or cutmix per batch
         switch_prob: probability of cutmix if both are on
         teacher: what the model learns from beside the labels (distillation): directory of a run (its best), file of its
-            weights, or name of a pretrained timm model; of a list, the mean of their probabilities; []: none
+            weights, or name of a pretrained timm model; of a list, the mean of their probabilities; [] or null: none
         teacher_output: what is learned of it: logits (Kullback-Leibler divergence of the classes) or features (mean
             squared error of the pooled features, which a linear layer computes from those of the model)
         teacher_weight: weight of the teacher's loss; that of the labels is 1 - teacher_weight
@@ -157,7 +157,7 @@ class TaskConfig:
     cutmix: float = within("[0, inf)", 1.0)
     mix_prob: float = within("[0, 1]", 1.0)
     switch_prob: float = within("[0, 1]", 0.5)
-    teacher: list[str] | str = field(default_factory=list)
+    teacher: list[str] | str | None = field(default_factory=list)
     teacher_output: Literal["logits", "features"] = "logits"
     teacher_weight: float = within("[0, 1]", 0.5)
     teacher_temperature: float = within("(0, inf)", 1.0)
@@ -266,7 +266,7 @@ class Config:
         for section, key in ((self.data, "train"), (self.data, "val"), (self.model, "weights"), (self.run, "dir")):
             if path := getattr(section, key):  # no shell replaces the ~ of --run.dir=~/x
                 setattr(section, key, expanduser(path))
-        given = self.task.teacher
+        given = [] if self.task.teacher is None else self.task.teacher
         self.task.teacher = [expanduser(source) for source in ([given] if isinstance(given, str) else given)]
 
     def to_dict(self) -> dict[str, Any]:
