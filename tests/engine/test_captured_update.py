@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_run import toy_trainer
 
-from vilonghorn.engine import build_parser, parse
+from vilonghorn.engine import build_parser, parse, train_state
 from vilonghorn.engine.captured_update import EAGER_UPDATES, CapturedUpdate, why_not_captured
 
 FUSED = ["--optimizer.name=adamw", "--optimizer.kwargs={fused: true}"]
@@ -22,12 +22,12 @@ CUDA = torch.device("cuda")
         (["--augmentation.sizes=[96, 128]"], {}, "3 sizes"),
         (["--task.teacher=resnet18"], {}, "teacher"),
         (["--task.kind=masked"], {}, "only classification"),
-        (["--optimizer.name=lamb"], dict(is_fused=False), "'lamb'"),
+        (["--optimizer.name=lamb"], dict(is_capturable=False), "'lamb'"),
     ],
     ids=str,
 )
 def test_a_run_that_a_graph_cannot_hold_says_why(options, place, word):
-    place = dict(device=CUDA, processes=1, is_fused=True) | place
+    place = dict(device=CUDA, processes=1, is_capturable=True) | place
     assert word in why_not_captured(parse(build_parser(), options)[0], **place)
 
 
@@ -39,6 +39,15 @@ def test_a_run_on_a_cpu_refuses_to_capture_before_it_writes_anything(tmp_path):
     with pytest.raises(ValueError, match="run.capture is true, but the run is on cpu"):
         toy_trainer(tmp_path, *FUSED, "--run.capture=true")
     assert not (tmp_path / "last.pt").exists()
+
+
+@pytest.mark.parametrize("name, is_capturable", [("sgd", False), ("adamw", True)])
+def test_a_fused_optimizer_that_cannot_be_captured_is_known(tmp_path, monkeypatch, name, is_capturable):
+    found = []
+    monkeypatch.setattr(train_state, "why_not_captured", lambda *given: found.append(given[-1]) or "no")
+    with pytest.raises(ValueError, match="run.capture is true, but no"):
+        toy_trainer(tmp_path, f"--optimizer.name={name}", FUSED[1], "--run.capture=true")
+    assert found == [is_capturable]
 
 
 def test_a_captured_run_trains_the_same_weights(tmp_path):

@@ -15,7 +15,7 @@ EAGER_UPDATES = 3  # before the capture; in the first, torch.compile and the opt
 Update = Callable[..., Tensor]
 
 
-def why_not_captured(config: Config, device: torch.device, processes: int, is_fused: bool) -> str | None:
+def why_not_captured(config: Config, device: torch.device, processes: int, is_capturable: bool) -> str | None:
     """Why updates of a run cannot be captured, with what to change, or None if they can."""
     accumulate, mode, sizes = config.optimizer.accumulate, config.run.compile, config.image_sizes()
     if device.type != "cuda":
@@ -32,7 +32,7 @@ def why_not_captured(config: Config, device: torch.device, processes: int, is_fu
         return f"images have {len(sizes)} sizes, and the graph holds one: leave augmentation.sizes and start_size empty"
     if config.task.kind != "classification" or config.task.teacher:
         return "only classification without a teacher is captured"
-    if not is_fused:
+    if not is_capturable:
         return f"optimizer.name is {config.optimizer.name!r}, which decides on the CPU: make it 'adamw', which is fused"
     return None
 

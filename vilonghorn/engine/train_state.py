@@ -128,7 +128,8 @@ class TrainState:
         self.is_fused = all(group.get("fused") for group in self.optimizer.param_groups)
         self.captured = None
         if self.config.run.capture:
-            if why := why_not_captured(self.config, self.device, dist.world_size, self.is_fused):
+            is_capturable = self.is_fused and all("capturable" in group for group in self.optimizer.param_groups)
+            if why := why_not_captured(self.config, self.device, dist.world_size, is_capturable):
                 raise ValueError(f"run.capture is true, but {why}")
             self.captured = CapturedUpdate(self._update, self.optimizer)
         if dist.world_size > 1:
