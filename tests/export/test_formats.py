@@ -39,12 +39,13 @@ def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nod
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_model_in_training_and_half_precision_is_written_as_it_evaluates_in_float32(small, images, tmp_path):
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.compile], ids=["plain", "compiled"])
+def test_a_model_in_training_and_half_precision_is_written_as_it_evaluates_in_float32(small, images, tmp_path, wrap):
     model, path = (
         small("vilonghornv2_nano", drop_path_rate=0.5).train().half().requires_grad_(),
         tmp_path / "model.onnx",
     )
-    export(model, "onnx", path, scan="standard")
+    export(wrap(model), "onnx", path, scan="standard")
     assert model.training and {(p.dtype, p.requires_grad) for p in model.parameters()} == {(torch.float16, True)}
     expected = model.eval().float()(images(2, 3, 32, 32)).detach()
     torch.testing.assert_close(formats.FORMATS["onnx"].load(path)(images(2, 3, 32, 32)), expected, rtol=0, atol=1e-5)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.utils import unwrap_model
 from torch import Tensor, nn
 
 from ..data.atomic_files import atomic_folder, atomic_writes, explain_full_disk
@@ -43,11 +44,11 @@ def export(
 ) -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
-    The model is of `load_for_export`, or made by timm: a file computes as in evaluation mode. `kind` is one of
-    `FORMATS`, `precision` of the weights one of `PRECISIONS`, `scan` one of `SCANS` (default: the faster one that the
-    model and the format have); the folder of `path` exists. A file with short weights is compared with a model that has
-    the same ones. With `script` the script that classifies images with the file appears together with it. With `fixed`,
-    and for Core ML, the file takes one image of one size.
+    The model is of `load_for_export`, or made by timm, also compiled or wrapped by torch: a file computes as in
+    evaluation mode. `kind` is one of `FORMATS`, `precision` of the weights one of `PRECISIONS`, `scan` one of `SCANS`
+    (default: the faster one that the model and the format have); the folder of `path` exists. A file with short weights
+    is compared with a model that has the same ones. With `script` the script that classifies images with the file
+    appears together with it. With `fixed`, and for Core ML, the file takes one image of one size.
 
     Raises:
         VerificationError: as `verify`.
@@ -59,7 +60,7 @@ def export(
     """
     if kind not in FORMATS:
         raise ValueError(f"kind is {kind!r}, expected one of {', '.join(FORMATS)}")
-    form, path = FORMATS[kind], Path(path)
+    form, path, model = FORMATS[kind], Path(path), unwrap_model(model)
     if precision not in form.precisions:
         raise ValueError(f"precision is {precision!r}, expected {' or '.join(form.precisions)} with {kind!r}")
     if torch.is_autocast_enabled("cpu"):
