@@ -33,6 +33,7 @@ DEIT, V2, TINY = "deit_tiny_patch16_224", "vilonghornv2_tiny", "vilonghorn_tiny"
 SIZES = (224, 512, 1024)
 # `vilonghornv2_tiny` had other blocks in the last two, which are left out for it.
 CPU_RUNS = ("cpu-1", "cpu-2", "v2", "v2-highest", "v2-high")
+FRONT_RUNS = ("front", "front-avx2")  # of processors with AVX-512, and with AVX2 only
 V2_RUN = "v2"
 LINES = {DEIT: ("tab:gray", "s"), TINY: ("tab:orange", "o"), V2: ("tab:blue", "^")}  # of the plot
 GPU_RUNS = ("models-224", "models-512", "models-1024", "models-first", "models-small")
@@ -54,7 +55,7 @@ def load(name: str) -> Run:
 
 def tables() -> dict[Path, dict[str, str]]:
     """The tables of each page, by the name of their marks."""
-    front_report = load("front")
+    front_report, avx2_report = front_reports = [load(name) for name in FRONT_RUNS]
     return {
         DOCS / "performance.md": {
             "deit": deit_table(),
@@ -64,8 +65,9 @@ def tables() -> dict[Path, dict[str, str]]:
             "runs": "\n".join(run_line(load(name)) for name in CPU_RUNS),
         },
         DOCS / "performance" / "front.md": {
-            "ranges": markdown(front_ranges(front_report)),
+            "ranges": markdown(front_ranges(front_reports)),
             "front": markdown(front.summary(front_cells(front_report))),
+            "AVX2": markdown(front.summary(front_cells(avx2_report))),
             **{title: markdown(front.latencies(front_report, [V2, *names])) for title, names in front.CLASSES.items()},
             "gaps": front_gaps(front_report),
         },
@@ -87,7 +89,7 @@ def cpu_ratios(model: str, size: int, train: bool) -> list[float]:
         models = by(load(name)["models"], "model", "size")
         found.append(ratio(models.get((model, size, train)), models.get((DEIT, size, train))))
     if not train:
-        for rows in front_cells(load("front"), form="eager").values():
+        for rows in (rows for name in FRONT_RUNS for rows in front_cells(load(name), form="eager").values()):
             ours, theirs = (
                 next((row for row in rows if (row["model"], row["size"]) == (name, size) and row["ms"]), None)
                 for name in (model, DEIT)
@@ -106,18 +108,23 @@ def front_cells(report: Run, form: str | None = None) -> dict[tuple[int, ...], l
     return cells
 
 
-def front_ranges(report: Run) -> list[dict[str, str]]:
-    """The time of `vilonghornv2_tiny` divided by that of the fastest model of each class, the range over all cells."""
-    lines = []
+def front_ranges(reports: Iterable[Run]) -> list[dict[str, str]]:
+    """The time of `vilonghornv2_tiny` divided by that of the fastest model of each class, ranges over all cells.
+
+    Args:
+        reports: those of FRONT_RUNS.
+    """
+    lines, cells = [], [front_cells(report).values() for report in reports]
     for int8, (title, names) in product((False, True), front.CLASSES.items()):
-        found = [pair[0] for rows in front_cells(report).values() if (pair := front.rival(rows, names, int8))]
-        slower = f"{sum(value > 1 for value in found)} of {len(found)}"
+        runs = [[pair[0] for rows in run if (pair := front.rival(rows, names, int8))] for run in cells]
+        every = sum(runs, [])
         lines.append(
             {
                 "precision": "int8" if int8 else "float32",
                 "class": f"{title}%",
-                "ratio": extent(found),
-                "slower in": slower,
+                "ratio": extent(every),
+                **{title: extent(found) for title, found in zip(("with AVX-512", "AVX2 only"), runs)},
+                "slower in": f"{sum(value > 1 for value in every)} of {len(every)}",
             }
         )
     return lines
@@ -247,7 +254,7 @@ def claims() -> dict[str, str]:
         found[f"training of {V2} on an H100, {size} px, to DeiT-Ti"] = figure(
             ratio(rows[f"{V2}, captured"], rows[f"{DEIT}, captured"])
         )
-    for line in front_ranges(load("front")):
+    for line in front_ranges(map(load, FRONT_RUNS)):
         name = f"inference of {V2} in onnxruntime, {line['precision']}, to the fastest of {line['class']}"
         found[name] = line["ratio"]
     peers = load("gpu/peers")

@@ -48,6 +48,8 @@ def test_the_range_of_ratios_says_where_the_model_is_slower(pages):
     row = dict(model=pages.V2, form="ort", size=224, batch=1, threads=1, run="a", ms=[4.0], problem=None)
     rows = [row, dict(row, model="shvit_s2", ms=[2.0]), dict(row, model="repvit_m1", ms=[8.0])]
     rows += [dict(row, threads=2), dict(row, threads=2, model="shvit_s2", ms=[8.0])]
-    found = [list(line.values()) for line in pages.front_ranges(dict(rows=rows))]
-    assert found[:2] == [["float32", "71 to 76%", "0.50 to 2.00", "1 of 2"], ["float32", "77 to 80%", "0.50", "0 of 1"]]
-    assert found[2:] == [["int8", title, "-", "0 of 0"] for title in ("71 to 76%", "77 to 80%")]
+    other = [dict(row, ms=[12.0]), dict(row, model="repvit_m1", ms=[8.0])]
+    found = [list(line.values()) for line in pages.front_ranges([dict(rows=rows), dict(rows=other)])]
+    assert found[0] == ["float32", "71 to 76%", "0.50 to 2.00", "0.50 to 2.00", "-", "1 of 2"]
+    assert found[1] == ["float32", "77 to 80%", "0.50 to 1.50", "0.50", "1.50", "1 of 2"]
+    assert found[2:] == [["int8", title, "-", "-", "-", "0 of 0"] for title in ("71 to 76%", "77 to 80%")]
