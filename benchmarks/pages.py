@@ -32,9 +32,9 @@ DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
 DEIT, V2, TINY = "deit_tiny_patch16_224", "vilonghornv2_tiny", "vilonghorn_tiny"
 SIZES = (224, 512, 1024)
 # `vilonghornv2_tiny` had other blocks in the last two, which are left out for it.
-CPU_RUNS = ("cpu-1", "cpu-2", "v2", "v2-highest", "v2-high")
+CPU_RUNS = ("cpu-1", "cpu-2", "v2", "v2-avx2", "v2-highest", "v2-high")
 FRONT_RUNS = ("front", "front-avx2")  # of processors with AVX-512, and with AVX2 only
-V2_RUN = "v2"
+V2_RUN, *_ = V2_RUNS = CPU_RUNS[2:4]
 LINES = {DEIT: ("tab:gray", "s"), TINY: ("tab:orange", "o"), V2: ("tab:blue", "^")}  # of the plot
 GPU_RUNS = ("models-224", "models-512", "models-1024", "models-first", "models-small")
 Run = dict[str, Any]
@@ -85,7 +85,7 @@ def extent(values: Iterable[float | None]) -> str:
 def cpu_ratios(model: str, size: int, train: bool) -> list[float]:
     """Times of a model divided by those of DeiT-Ti, one of each run on a CPU that timed both."""
     found = []
-    for name in CPU_RUNS if model != V2 else (V2_RUN,):
+    for name in CPU_RUNS if model != V2 else V2_RUNS:
         models = by(load(name)["models"], "model", "size")
         found.append(ratio(models.get((model, size, train)), models.get((DEIT, size, train))))
     if not train:

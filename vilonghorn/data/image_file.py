@@ -125,7 +125,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO:
         raise ValueError("its 16-bit pixels are white where they are 0, which PIL ignores; convert it to 8 bits")
     is_gray = image.mode.startswith("I")
-    has_16_bits = image.format in ("PNG", "TIFF", *([None] if is_gray else []))  # PIL scales PPM; None: not of a file
+    is_of_no_file = image.format is None
+    has_16_bits = image.format in ("PNG", "TIFF") or (is_gray and is_of_no_file)  # PIL scales PPM
     tile = getattr(image, "tile", None)
     raw = tile[0].args if tile else None  # PIL's name of the stored mode, or a tuple that begins with it
     raw = raw[0] if isinstance(raw, tuple) and raw else raw
