@@ -33,7 +33,7 @@ DEIT, V2, TINY = "deit_tiny_patch16_224", "vilonghornv2_tiny", "vilonghorn_tiny"
 SIZES = (224, 512, 1024)
 # `vilonghornv2_tiny` had other blocks in the last two, which are left out for it.
 CPU_RUNS = ("cpu-1", "cpu-2", "v2", "v2-avx2", "v2-highest", "v2-high")
-FRONT_RUNS = ("front", "front-avx2")  # of processors with AVX-512, and with AVX2 only
+FRONT_RUNS = {"front": "with AVX-512", "front-avx2": "AVX2 only"}  # and the processor of each
 V2_RUN, *_ = V2_RUNS = CPU_RUNS[2:4]
 LINES = {DEIT: ("tab:gray", "s"), TINY: ("tab:orange", "o"), V2: ("tab:blue", "^")}  # of the plot
 GPU_RUNS = ("models-224", "models-512", "models-1024", "models-first", "models-small")
@@ -123,7 +123,7 @@ def front_ranges(reports: Iterable[Run]) -> list[dict[str, str]]:
                 "precision": "int8" if int8 else "float32",
                 "class": f"{title}%",
                 "ratio": extent(every),
-                **{title: extent(found) for title, found in zip(("with AVX-512", "AVX2 only"), runs)},
+                **{processor: extent(found) for processor, found in zip(FRONT_RUNS.values(), runs)},
                 "slower in": f"{sum(value > 1 for value in every)} of {len(every)}",
             }
         )

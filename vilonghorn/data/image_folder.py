@@ -169,8 +169,8 @@ class UnlabelledFolder(ImageFolder):
 def list_classes(classes: Iterable[str]) -> list[str]:
     """Class names by label, as a list. Raises ValueError for one text, a set or a dictionary, or other names."""
     has_order = isinstance(classes, Iterable) and not isinstance(classes, (str, set, frozenset, Mapping))
-    names = list(classes) if has_order else [None]
-    if not all(isinstance(name, str) for name in names):
+    names = list(classes) if has_order else []
+    if not has_order or not all(isinstance(name, str) for name in names):
         raise ValueError(f"classes is {classes!r}, expected a list of names, by label")
     return [str(name) for name in names]  # numpy's are of a class of their own
 

@@ -28,7 +28,7 @@ from . import format as fmt
 from .sources import Sample, open_samples
 
 MIN_PAGE = 8 << 20  # bytes; FFCV's default. An image lies within one page.
-ARRAYS = [(), *((channels,) for channels in range(1, 5))]  # shapes of a pixel; with two or four, the last is opacity
+PIXEL_SHAPES = [(), (1,), (2,), (3,), (4,)]  # of an array; with two or four channels, the last is opacity
 MAX_RESOLUTION = 16384  # pixels; keeps a page below the 4 GiB that the header can name
 
 Encoded = tuple[np.ndarray, bytes]  # the row of metadata of a sample, without the pointer, and its data
@@ -168,7 +168,7 @@ def _encode(image: Any, label: Any, name: str, max_resolution: int, quality: int
 
 
 def _as_rgb(image: Any, name: str) -> Image.Image:
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.size and image.shape[2:] in ARRAYS:
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.size and image.shape[2:] in PIXEL_SHAPES:
         image = Image.fromarray(image.squeeze(2) if image.shape[2:] == (1,) else image)
     if not isinstance(image, Image.Image):
         found = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__

@@ -58,8 +58,9 @@ def create_loader(source: str | os.PathLike | ImageFolder | Beton, **options: An
             raise ValueError(f"{data.notes[0]} (checksums is true; null reads it as it is)")
         if config.classes is not None and config.labelled:
             named = data.with_classes(config.classes)
-            first = f"label 0 is taken for {printable(named.classes[0])}, and so on"
-            notes += [f"{data.path}: its labels have no names: {first}"] * (data.classes is None)
+            if data.classes is None:
+                first = f"label 0 is taken for {printable(named.classes[0])}, and so on"
+                notes.append(f"{data.path}: its labels have no names: {first}")
             data = named
     for note in [*notes, *_notes(data, config)] if config.rank == 0 else ():
         warnings.warn(note, stacklevel=2)
