@@ -76,6 +76,7 @@ def tables() -> dict[Path, dict[str, str]]:
             "differences": differences(report("icons"), "top1"),
             "larger": larger_table(),
             "rivals": rivals_table(),
+            "equal epochs": equal_epochs_table(),
             "images": images_table("icons", "icons"),
             "cost": cost_table(),
         },
@@ -380,11 +381,13 @@ def rivals_table() -> str:
     """A row for each model and rate of `rivals`, with the time of one image of 128 px, in its fastest form, to ours."""
     found, rows = report("rivals"), []
     ours = found.plan.candidates[found.plan.reference].model
-    for name, candidate in found.plan.candidates.items():
+    for name in found.plan.names("equal_time"):
+        model = found.plan.candidates[name].model
         chosen = choose_rate(found.plan, found.cells, "equal_time", name)
-        times = [rival_ms(candidate.model, *forms) / rival_ms(ours, *forms) for forms in (FLOAT32, INT8)]
-        for rate in sorted({run["rate"] for run in found.cells if run["candidate"] == name}):
-            runs = [run for run in found.cells if (run["candidate"], run["rate"]) == (name, rate)]
+        times = [rival_ms(model, *forms) / rival_ms(ours, *forms) for forms in (FLOAT32, INT8)]
+        cells = [run for run in found.cells if (run["task"], run["candidate"]) == ("equal_time", name)]
+        for rate in sorted({run["rate"] for run in cells}):
+            runs = [run for run in cells if run["rate"] == rate]
             compared = rate == chosen and name != found.plan.reference
             less = found.difference("equal_time", "test", name) if compared else None
             rows.append(
@@ -400,6 +403,24 @@ def rivals_table() -> str:
                     "test, minus ours": difference(less, False),
                 }
             )
+    return markdown(rows)
+
+
+def equal_epochs_table() -> str:
+    """A row for each model of `rivals` with its run of 2 epochs, the most accurate first."""
+    found = report("rivals")
+    runs = [run for run in found.cells if len(run["curve"]) == 2]
+    top = {found.title(run["candidate"]).partition(",")[0]: run["tests"]["test"]["top1"] for run in runs}
+    assert len(top) == len(runs)  # one rate and one seed of each
+    ours = top[found.title(found.plan.reference)]
+    rows = [
+        {
+            "model": model,
+            "test, %": f"{value:.1f}",
+            "test, minus ours": "–" if value == ours else f"{value - ours:+.1f}",
+        }
+        for model, value in sorted(top.items(), key=lambda item: -item[1])
+    ]
     return markdown(rows)
 
 
