@@ -76,7 +76,6 @@ def tables() -> dict[Path, dict[str, str]]:
             "differences": differences(report("icons"), "top1"),
             "larger": larger_table(),
             "rivals": rivals_table(),
-            "equal epochs": equal_epochs_table(),
             "images": images_table("icons", "icons"),
             "cost": cost_table(),
         },
@@ -378,60 +377,53 @@ def rival_ms(model: str, *forms: str) -> float:
 
 
 def rivals_table() -> str:
-    """A row for each model and rate of `rivals`, with the time of one image of 128 px, in its fastest form, to ours."""
+    """A row for each model, task and rate of `rivals`; the times are of one image of 128 px, in the fastest form.
+
+    Runs of 2 epochs are compared with ours of as many, those at the rate that is chosen with ours of equal time.
+    """
     found, rows = report("rivals"), []
-    ours = found.plan.candidates[found.plan.reference].model
-    for name in found.plan.names("equal_time"):
+    reference = found.plan.reference
+    ours = found.plan.candidates[reference].model
+    [two_epochs] = found.accuracies("equal_epochs", "test", reference).values()
+    for name, task in itertools.product(found.plan.candidates, found.plan.tasks):
+        cells = [run for run in found.cells if (run["task"], run["candidate"]) == (task, name)]
+        if not cells:
+            continue
         model = found.plan.candidates[name].model
-        chosen = choose_rate(found.plan, found.cells, "equal_time", name)
+        chosen = choose_rate(found.plan, found.cells, task, name)
         times = [rival_ms(model, *forms) / rival_ms(ours, *forms) for forms in (FLOAT32, INT8)]
-        cells = [run for run in found.cells if (run["task"], run["candidate"]) == ("equal_time", name)]
         for rate in sorted({run["rate"] for run in cells}):
             runs = [run for run in cells if run["rate"] == rate]
-            compared = rate == chosen and name != found.plan.reference
-            less = found.difference("equal_time", "test", name) if compared else None
+            top = [run["tests"]["test"]["top1"] for run in runs]
+            epochs, is_other = len(runs[0]["curve"]), name != reference
+            compared = task == "equal_time" and rate == chosen and is_other
+            less = found.difference(task, "test", name) if compared else None
             rows.append(
                 {
                     "model": found.title(name).partition(",")[0],
                     "parameters": f"{runs[0]['parameters'] / 1e6:.1f} M",
                     "time, float32 / int8": " / ".join(f"{time:.2f}" for time in times),
-                    "epochs": str(len(runs[0]["curve"])),
+                    "epochs": str(epochs),
                     "rate": f"{rate:g}",
                     "seeds": str(len(runs)),
                     "validation, %": mean_and_deviation([run["val"]["top1"] for run in runs]),
-                    "test, %": mean_and_deviation([run["tests"]["test"]["top1"] for run in runs]),
-                    "test, minus ours": difference(less, False),
+                    "test, %": mean_and_deviation(top),
+                    "minus ours, equal time": difference(less, False),
+                    "minus ours, 2 epochs": f"{top[0] - two_epochs:+.1f}" if epochs == 2 and is_other else "–",
                 }
             )
-    return markdown(rows)
-
-
-def equal_epochs_table() -> str:
-    """A row for each model of `rivals` with its run of 2 epochs, the most accurate first."""
-    found = report("rivals")
-    runs = [run for run in found.cells if len(run["curve"]) == 2]
-    top = {found.title(run["candidate"]).partition(",")[0]: run["tests"]["test"]["top1"] for run in runs}
-    assert len(top) == len(runs)  # one rate and one seed of each
-    ours = top[found.title(found.plan.reference)]
-    rows = [
-        {
-            "model": model,
-            "test, %": f"{value:.1f}",
-            "test, minus ours": "–" if value == ours else f"{value - ours:+.1f}",
-        }
-        for model, value in sorted(top.items(), key=lambda item: -item[1])
-    ]
     return markdown(rows)
 
 
 def draw_rivals(folder: Path) -> Path:
     """Draws `folder/icons-rivals.svg`: test accuracy of each model at its best rate, by the time of one image."""
     path, found = folder / "icons-rivals.svg", report("rivals")
+    cells = [run for run in found.cells if run["task"] == "equal_time"]
     with rc_context({"font.size": 9}):
         picture = Figure(figsize=(7, 3.6), layout="constrained")
         axes = picture.add_subplot()
         for name in found.plan.names("equal_time"):
-            runs = list(best_runs(found.cells, name).values())
+            runs = list(best_runs(cells, name).values())
             if not runs:
                 continue
             top = statistics.fmean(run["tests"]["test"]["top1"] for run in runs)
