@@ -91,6 +91,14 @@ def test_bad_arguments_are_named(kind, weights, sentence, small, tmp_path):
         export(model, kind, tmp_path / "model", weights)
 
 
+@pytest.mark.parametrize("kind", ["onnx", "ort", "pt2", "openvino"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_capture(kind, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "capture", lambda *_: pytest.fail("work was begun"))
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file/model"):
+        export(small(), kind, tmp_path / "file" / f"model{formats.FORMATS[kind].suffix}")
+
+
 def test_an_export_inside_autocast_is_refused(small, tmp_path):
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="autocast is on.* call export outside"):
         export(small(), "pt2", tmp_path / "model.pt2")

@@ -53,6 +53,7 @@ def export(
     Raises:
         VerificationError: as `verify`.
         FileExistsError: there is a file of the script's name that `export` did not write, or the folder for Core ML.
+        OSError: the file cannot be written, which is tried before the graph is captured.
         ValueError: an unknown format or precision, a weight that is not finite or too large for float16, or a
             format that lacks it; scan "attention" of a model or a format that lacks it; inside autocast; or as
             `check_coreml`.
@@ -84,12 +85,12 @@ def export(
     targets, fixed = form.files(path) + [form.script(path)] * script, fixed or form.package
     model, has_operators = round_weights(model, precision), form.library is not None
     tolerance = ROUNDING_TOLERANCE if precision in form.rounding else TOLERANCE
-    logger.info("capturing the graph of the model")
-    program = capture(model, has_operators, "fp32" if form.package else precision, scan, fixed)
     remedy = "export again, or elsewhere by --output"
     place = atomic_folder(path) if form.package else atomic_writes(*targets)
     with explain_full_disk(path, remedy), place as opened:
         file = opened if isinstance(opened, Path) else Path(opened[0].name)
+        logger.info("capturing the graph of the model")
+        program = capture(model, has_operators, "fp32" if form.package else precision, scan, fixed)
         logger.info("writing %s%s", printable(path.name), ": this takes a minute or more" * (kind == "pt2"))
         form.write(program, file, describe(model, precision, scan))
         if script:
