@@ -3,8 +3,9 @@
 // contraction to fma).
 //
 // As in gemm.cpp, tiles of out stay in registers and b is packed into panels, here for four steps of the depth at a
-// time: a lane holds four bytes, and adds their four products to an int32. The bytes of a are numbers plus `zero`, on
-// x86 unsigned, because vpdpbusd multiplies unsigned by signed bytes, elsewhere these less 128. A panel begins with the
+// time, whose four products a lane adds to an int32. With dot products (DOTS) a lane of b holds four bytes, without
+// them the even steps as two int16, and in a second vector the odd ones. The bytes of a are numbers plus `zero`, on x86
+// unsigned, because vpdpbusd multiplies unsigned by signed bytes, elsewhere these less 128. A panel begins with the
 // sums of its columns; a tile begins with -(zero + kLowest) times these.
 #include "tile.h"
 #ifdef VILONGHORN_X86
@@ -30,37 +31,37 @@ VL_INLINE I multiply_pairs(I a, I b) {
 #endif
 }
 
-// In each lane, sum + the four products of a byte of a and a signed byte of b. DOTS: by one instruction.
-template <bool DOTS> VL_INLINE I multiply_add(I sum, I a, I b) {
-#ifdef __AVX512F__
-  if constexpr (DOTS) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));  // no intrinsic: it needs another compiler option
-    return sum;
-  }
-#elif defined(__aarch64__)
-  if constexpr (DOTS) {
-    asm(".arch armv8.2-a+dotprod\n sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
-    return sum;
-  }
-#endif
-  typedef int16_t Shorts __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
-  const auto even = [](I v) VL_LAMBDA { return (I)((Shorts)(v << 8) >> 8); };
-  const auto odd = [](I v) VL_LAMBDA { return (I)((Shorts)v >> 8); };
-  if (kLowest) return sum + multiply_pairs(even(a), even(b)) + multiply_pairs(odd(a), odd(b));
-  const I low = splat(0x00ff00ff);
-  return sum + multiply_pairs(a & low, even(b)) + multiply_pairs((a >> 8) & low, odd(b));
-}
+typedef int16_t Shorts __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
+typedef uint16_t Unsigned __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
+// In each lane, the even and the odd bytes of a as int16.
+VL_INLINE I even(I a) { return kLowest ? (I)((Shorts)(a << 8) >> 8) : a & splat(0x00ff00ff); }
+VL_INLINE I odd(I a) { return kLowest ? (I)((Shorts)a >> 8) : (I)((Unsigned)a >> 8); }
 
-// Packs a panel of b as the sums of its columns, then (groups of four steps, COLUMNS) vectors. Bytes beyond b are 0.
-void pack_panel(const Gemm &m, int64_t panel, int64_t groups) {
-  const int64_t column = panel * COLUMNS * W, columns = least(m.columns - column, COLUMNS * W);
-  int32_t *to = (int32_t *)m.packed + panel * (1 + groups) * COLUMNS * W;
-  memset(to, 0, sizeof(I) * (1 + groups) * COLUMNS);
+// In each lane, sum + the four products of a byte of a and a signed byte of b, by one instruction.
+VL_INLINE I add_dots(I sum, [[maybe_unused]] I a, [[maybe_unused]] I b) {
+#ifdef __AVX512F__
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));  // no intrinsic: it needs another compiler option
+#elif defined(__aarch64__)
+  asm(".arch armv8.2-a+dotprod\n sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
+#endif
+  return sum;
+}
+template <bool DOTS> constexpr int kVectors = DOTS ? 1 : 2;  // of a panel's column for four steps of the depth
+
+// Packs a panel of b as the sums of its columns, then (groups of four steps, kVectors, COLUMNS) vectors. Steps beyond b
+// are 0.
+template <bool DOTS> void pack_panel(const Gemm &m, int64_t panel, int64_t groups) {
+  constexpr int64_t row = COLUMNS * W;
+  const int64_t column = panel * row, columns = least(m.columns - column, row);
+  int32_t *to = (int32_t *)m.packed + panel * (1 + kVectors<DOTS> * groups) * row;
+  memset(to, 0, sizeof(int32_t) * (1 + kVectors<DOTS> * groups) * row);
   for (int64_t c = 0; c < columns; c++) {
     const int8_t *from = (const int8_t *)m.b + (column + c) * m.b_column;
-    for (int64_t d = 0; d < m.depth; d++) to[c] += from[d];
-    for (int64_t g = 0; g < groups; g++)
-      memcpy(to + (1 + g) * COLUMNS * W + c, from + 4 * g, least(m.depth - 4 * g, 4));
+    for (int64_t d = 0; d < m.depth; d++) {
+      to[c] += from[d];
+      if (DOTS) ((int8_t *)(to + (1 + d / 4) * row + c))[d % 4] = from[d];
+      else ((int16_t *)(to + (1 + d / 4 * 2 + d % 2) * row + c))[d % 4 / 2] = from[d];
+    }
   }
 }
 
@@ -107,14 +108,19 @@ void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b
   b += COLUMNS;
   for (int64_t s = 0; s < m.segments; s++) {
     const uint8_t *from = a.data + row * a.row + s * a.segment;
-    for (int64_t g = 0; g < groups; g++, b += COLUMNS, from += 4) {
-      I here[C];
-      VL_UNROLL for (int j = 0; j < C; j++) here[j] = b[j];
+    for (int64_t g = 0; g < groups; g++, b += kVectors<DOTS> * COLUMNS, from += 4) {
       VL_UNROLL for (int r = 0; r < R; r++) {
         int32_t bytes;
         memcpy(&bytes, from + r * a.row, sizeof bytes);
-        const I x = splat(bytes);
-        VL_UNROLL for (int j = 0; j < C; j++) sum[r * C + j] = multiply_add<DOTS>(sum[r * C + j], x, here[j]);
+        I x = splat(bytes), *const sums = sum + r * C;
+#ifdef VILONGHORN_X86
+        asm("" : "+v"(x));  // else GCC computes even(x) and odd(x) in general registers, which is slower
+#endif
+        VL_UNROLL for (int j = 0; j < C; j++) {
+          if (DOTS) sums[j] = add_dots(sums[j], x, b[j]);
+          else sums[j] += multiply_pairs(even(x), b[j]);
+        }
+        VL_UNROLL for (int j = 0; j < (DOTS ? 0 : C); j++) sums[j] += multiply_pairs(odd(x), b[COLUMNS + j]);
       }
     }
   }
@@ -134,7 +140,7 @@ void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b
 template <bool DOTS> void multiply(const Gemm &m, const Bytes &a) {
   const int64_t groups = (m.depth + 3) / 4;
   const I *b = (const I *)m.packed;
-  for (int64_t column = 0; column < m.columns; column += COLUMNS * W, b += (1 + groups) * COLUMNS)
+  for (int64_t column = 0; column < m.columns; column += COLUMNS * W, b += (1 + kVectors<DOTS> * groups) * COLUMNS)
     each_tile(m.rows, [&](auto count, int64_t r) {
       constexpr int R = decltype(count)::value;
       const int64_t left = m.columns - column;
@@ -147,7 +153,8 @@ template <bool DOTS> void multiply(const Gemm &m, const Bytes &a) {
 
 namespace vilonghorn {
 void VL_JOB(gemm_int8_pack)(const Gemm &m, int64_t job) {
-  each_panel(m, job, [&](int64_t panel) { pack_panel(m, panel, (m.depth + 3) / 4); });
+  const auto pack = m.dots ? pack_panel<true> : pack_panel<false>;
+  each_panel(m, job, [&](int64_t panel) { pack(m, panel, (m.depth + 3) / 4); });
 }
 void VL_JOB(gemm_bytes)(const Gemm &m, const Bytes &a) { m.dots ? multiply<true>(m, a) : multiply<false>(m, a); }
 bool VL_JOB(gemm_int8_rows)(const Gemm &given, int64_t begin, int64_t end) {

@@ -20,7 +20,7 @@ struct Sums {
 
 struct Gemm : VlGemm {
   float *packed;  // b in panels: depth x columns, with the columns rounded up to whole panels. Of int8 weights an
-                  // element holds four steps of the depth; their sums come first.
+                  // element holds four steps of the depth, or two if not `dots`; their sums come first.
   bool dots;      // whether the processor has AVX512_VNNI, or the dot products of aarch64
   int64_t segments = 1, a_segment = 0;  // equal parts of the depth, and elements of a from one to the next
   bool adds_bias = false;               // `add` is one row for all
@@ -46,7 +46,7 @@ static inline int64_t panel_columns(const Gemm &m) { return m.bf16_parts ? kTile
 static inline int64_t num_panels(const Gemm &m) { return (m.columns + panel_columns(m) - 1) / panel_columns(m); }
 static inline int64_t panel_floats(const Gemm &m) {
   const int64_t unit = m.bf16_parts ? kTileDepth : 1;
-  const int64_t depth = m.b_scale ? 1 + (m.depth + 3) / 4 : (m.depth + unit - 1) / unit * unit;
+  const int64_t depth = m.b_scale ? 1 + (m.depth + 3) / 4 * (2 - m.dots) : (m.depth + unit - 1) / unit * unit;
   return depth * num_panels(m) * panel_columns(m);
 }
 
