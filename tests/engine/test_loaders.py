@@ -1,6 +1,7 @@
 """The data of a run are opened and checked before anything is written."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,6 +155,24 @@ def test_a_split_folder_is_copied_whole_or_not_at_all(photos, capsys):
             main(["data", "split", f"{photos}/train", f"{photos}/other", *wrong])
         assert f"argument {wrong[0]}: " in capsys.readouterr().err
     assert not (photos / "other").exists() and not [*photos.glob("*.partial")]
+
+
+@pytest.mark.parametrize("same", ["Cat", "1.PNG"])
+def test_a_disk_that_takes_two_names_for_one_is_refused(photos, same, monkeypatch, capsys):
+    images = sorted((photos / "train/a dog").iterdir())
+    for number, name in enumerate(["cat/1.png", "cat/1.PNG", "Cat/2.png"]):  # equal images of a class are in one part
+        (photos / "train" / name).parent.mkdir(exist_ok=True)
+        shutil.move(images[number], photos / "train" / name)
+    shutil.copy(photos / "train/cat/1.png", photos / "train/cat/1.PNG")
+
+    def copy(source, to):
+        to = Path(str(to).replace(same, same.lower()))
+        to.parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, to)
+
+    monkeypatch.setattr(shutil, "copy2", copy)
+    assert main(["data", "split", f"{photos}/train", f"{photos}/parts"]) == 2
+    assert "such as Cat and cat; rename them" in capsys.readouterr().err and not (photos / "parts").exists()
 
 
 @pytest.mark.parametrize("skip", ["false", "true"])

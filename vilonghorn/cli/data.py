@@ -5,6 +5,7 @@ the images of a folder into DST/train and DST/val. All images are opened first; 
 """
 
 import argparse
+import os
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -59,5 +60,9 @@ def split_folder(source: str, target: Path, options: argparse.Namespace) -> None
                 copy = partial / part / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, copy)
+            files = [len(files) for _, _, files in os.walk(partial / part) if files]
+            if (len(files), sum(files)) != (len(set(map(os.path.dirname, folder.names))), len(folder.names)):
+                reason = "its disk takes two names for one, such as Cat and cat"
+                raise ValueError(f"{target} would not have all folders and files of {source}: {reason}; rename them")
     train, val = (len(folder.paths) for folder in parts.values())
     print(f"{target}: {train:,} training and {val:,} held-out images")
