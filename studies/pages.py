@@ -379,7 +379,7 @@ def rival_ms(model: str, *forms: str) -> float:
 def rivals_table() -> str:
     """A row for each model, task and rate of `rivals`; the times are of one image of 128 px, in the fastest form.
 
-    Runs of 2 epochs are compared with ours of as many, those at the rate that is chosen with ours of equal time.
+    The last two columns compare with ours: of equal time, at the rate that was chosen for each, and of 2 epochs.
     """
     found, rows = report("rivals"), []
     reference = found.plan.reference

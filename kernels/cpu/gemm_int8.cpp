@@ -50,16 +50,16 @@ template <bool DOTS> constexpr int kVectors = DOTS ? 1 : 2;  // of a panel's col
 
 // Packs a panel of b as the sums of its columns, then (groups of four steps, kVectors, COLUMNS) vectors. Steps beyond b
 // are 0.
-template <bool DOTS> void pack_panel(const Gemm &m, int64_t panel, int64_t groups) {
+void pack_panel(const Gemm &m, int64_t panel) {
   constexpr int64_t row = COLUMNS * W;
   const int64_t column = panel * row, columns = least(m.columns - column, row);
-  int32_t *to = (int32_t *)m.packed + panel * (1 + kVectors<DOTS> * groups) * row;
-  memset(to, 0, sizeof(int32_t) * (1 + kVectors<DOTS> * groups) * row);
+  int32_t *to = (int32_t *)m.packed + panel * int8_panel_rows(m) * row;
+  memset(to, 0, sizeof(int32_t) * int8_panel_rows(m) * row);
   for (int64_t c = 0; c < columns; c++) {
     const int8_t *from = (const int8_t *)m.b + (column + c) * m.b_column;
     for (int64_t d = 0; d < m.depth; d++) {
       to[c] += from[d];
-      if (DOTS) ((int8_t *)(to + (1 + d / 4) * row + c))[d % 4] = from[d];
+      if (m.dots) ((int8_t *)(to + (1 + d / 4) * row + c))[d % 4] = from[d];
       else ((int16_t *)(to + (1 + d / 4 * 2 + d % 2) * row + c))[d % 4 / 2] = from[d];
     }
   }
@@ -140,7 +140,7 @@ void tile(const Gemm &m, const Bytes &a, int64_t row, int64_t column, const I *b
 template <bool DOTS> void multiply(const Gemm &m, const Bytes &a) {
   const int64_t groups = (m.depth + 3) / 4;
   const I *b = (const I *)m.packed;
-  for (int64_t column = 0; column < m.columns; column += COLUMNS * W, b += (1 + kVectors<DOTS> * groups) * COLUMNS)
+  for (int64_t column = 0; column < m.columns; column += COLUMNS * W, b += int8_panel_rows(m) * COLUMNS)
     each_tile(m.rows, [&](auto count, int64_t r) {
       constexpr int R = decltype(count)::value;
       const int64_t left = m.columns - column;
@@ -153,8 +153,7 @@ template <bool DOTS> void multiply(const Gemm &m, const Bytes &a) {
 
 namespace vilonghorn {
 void VL_JOB(gemm_int8_pack)(const Gemm &m, int64_t job) {
-  const auto pack = m.dots ? pack_panel<true> : pack_panel<false>;
-  each_panel(m, job, [&](int64_t panel) { pack(m, panel, (m.depth + 3) / 4); });
+  each_panel(m, job, [&](int64_t panel) { pack_panel(m, panel); });
 }
 void VL_JOB(gemm_bytes)(const Gemm &m, const Bytes &a) { m.dots ? multiply<true>(m, a) : multiply<false>(m, a); }
 bool VL_JOB(gemm_int8_rows)(const Gemm &given, int64_t begin, int64_t end) {

@@ -19,8 +19,8 @@ struct Sums {
 };
 
 struct Gemm : VlGemm {
-  float *packed;  // b in panels: depth x columns, with the columns rounded up to whole panels. Of int8 weights an
-                  // element holds four steps of the depth, or two if not `dots`; their sums come first.
+  float *packed;  // b in panels: depth x columns, with the columns rounded up to whole panels; int8 weights: see
+                  // int8_panel_rows
   bool dots;      // whether the processor has AVX512_VNNI, or the dot products of aarch64
   int64_t segments = 1, a_segment = 0;  // equal parts of the depth, and elements of a from one to the next
   bool adds_bias = false;               // `add` is one row for all
@@ -44,9 +44,11 @@ struct Bytes {
 constexpr int64_t kPanelColumns = 48, kPanelDepth = 512, kTileDepth = 32, kTileColumns = 32;
 static inline int64_t panel_columns(const Gemm &m) { return m.bf16_parts ? kTileColumns : kPanelColumns; }
 static inline int64_t num_panels(const Gemm &m) { return (m.columns + panel_columns(m) - 1) / panel_columns(m); }
+// Rows of a panel of int8 weights: the sums of its columns, then one for four steps of the depth, or two if not `dots`.
+static inline int64_t int8_panel_rows(const Gemm &m) { return 1 + (m.depth + 3) / 4 * (m.dots ? 1 : 2); }
 static inline int64_t panel_floats(const Gemm &m) {
   const int64_t unit = m.bf16_parts ? kTileDepth : 1;
-  const int64_t depth = m.b_scale ? 1 + (m.depth + 3) / 4 * (2 - m.dots) : (m.depth + unit - 1) / unit * unit;
+  const int64_t depth = m.b_scale ? int8_panel_rows(m) : (m.depth + unit - 1) / unit * unit;
   return depth * num_panels(m) * panel_columns(m);
 }
 

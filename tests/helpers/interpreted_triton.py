@@ -68,8 +68,8 @@ SPLIT = [
 
 @pytest.fixture(autouse=True)
 def fast_interpreter(monkeypatch):
-    """Of the interpreter's time, calls of device functions take a third, as each patches the language again, and checks
-    of int32 for overflow another third.
+    """Without two costs of the interpreter: each call of a device function patches the language again, and each sum and
+    product of int32 is checked for overflow.
     """
     patch = interpreter._patch_lang
 

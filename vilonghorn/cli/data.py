@@ -60,9 +60,10 @@ def split_folder(source: str, target: Path, options: argparse.Namespace) -> None
                 copy = partial / part / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, copy)
-            files = [len(files) for _, _, files in os.walk(partial / part) if files]
-            if (len(files), sum(files)) != (len(set(map(os.path.dirname, folder.names))), len(folder.names)):
-                reason = "its disk takes two names for one, such as Cat and cat"
-                raise ValueError(f"{target} would not have all folders and files of {source}: {reason}; rename them")
+            counts = [len(files) for _, _, files in os.walk(partial / part) if files]  # of each folder
+            folders = {os.path.dirname(name) for name in folder.names}
+            if len(counts) < len(folders) or sum(counts) < len(folder.names):
+                reason = "takes two names for one, such as Cat and cat; rename them"
+                raise ValueError(f"{source} cannot be copied whole: the disk of {target} {reason}")
     train, val = (len(folder.paths) for folder in parts.values())
     print(f"{target}: {train:,} training and {val:,} held-out images")
